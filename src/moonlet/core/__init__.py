@@ -1,0 +1,1 @@
+"""The ground floor: configuration, errors, environment, units. Imports no torch."""

@@ -1,0 +1,1 @@
+"""Operators and number formats: one file per op, a reference beside every fast backend."""

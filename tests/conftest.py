@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from types import ModuleType
 from typing import Any
 
@@ -38,7 +38,7 @@ def _poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(autouse=True)
-def _poison_fresh_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _poison_fresh_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """An element nobody wrote shows up as NaN instead of as whatever the allocator left."""
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -49,7 +49,6 @@ def _poison_fresh_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             (torch.Tensor, "new_empty"),
         ):
             monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
-    yield
 
 
 # ---- golden vectors -----------------------------------------------------------------------------

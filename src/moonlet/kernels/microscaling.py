@@ -21,6 +21,7 @@ __all__ = [
     "GROUP_SIZE",
     "NAN_SCALE",
     "as_scale",
+    "ceil_exponent",
     "groups",
     "inverse_scale_values",
     "scale_values",
@@ -44,6 +45,20 @@ def groups(x: Tensor) -> Tensor:
     if not x.is_floating_point():
         raise ShapeError(f"MX formats encode floating-point tensors; got {x.dtype}")
     return x.detach().float().unflatten(-1, (x.shape[-1] // GROUP_SIZE, GROUP_SIZE))
+
+
+def ceil_exponent(x: Tensor) -> Tensor:
+    """Biased exponent of the smallest power of two that is at least `x`.
+
+    Args:
+        x: float32, not negative.
+
+    Returns:
+        int32, ceil(log2(x)) + 127, and 0 for everything up to 2^-127.
+    """
+    bits = x.view(torch.int32)
+    # 2^-127 is the subnormal with the pattern 0x400000
+    return torch.where(bits <= 0x400000, 0, (bits + 0x7FFFFF) >> 23)
 
 
 def as_scale(biased_G: Tensor, amax_G: Tensor) -> Tensor:

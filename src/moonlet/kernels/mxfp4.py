@@ -32,6 +32,7 @@ from moonlet.kernels import _native
 from moonlet.kernels.microscaling import (
     GROUP_SIZE,
     as_scale,
+    ceil_exponent,
     groups,
     inverse_scale_values,
     scale_values,
@@ -186,16 +187,16 @@ def _dequantize_reference(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> 
 def _choose_scale(x_GI: Tensor, rule: Rule) -> Tensor:
     """The scale byte of each group, from the bits of its largest magnitude."""
     amax_G = x_GI.abs().amax(-1)
-    base_G = amax_G / 6.0 if rule == "rceil" else amax_G
-    bits_G = base_G.view(torch.int32)
+    bits_G = amax_G.view(torch.int32)
     if rule == "even":
+        # half of the last of two significant bits, so that 1.75 and above go to the next binade
         biased_G = (bits_G + (1 << 21) >> 23) - _MAX_EXPONENT
     elif rule == "floor":
         biased_G = (bits_G >> 23) - _MAX_EXPONENT
     elif rule == "ceil":
-        biased_G = (bits_G + 0x7FFFFF >> 23) - _MAX_EXPONENT
+        biased_G = ceil_exponent(amax_G) - _MAX_EXPONENT
     elif rule == "rceil":
-        biased_G = bits_G + 0x7FFFFF >> 23
+        biased_G = ceil_exponent(amax_G / _MAGNITUDES[-1])
     else:
         raise ConfigError(f"rounding rule is {rule!r}; choose one of {', '.join(RULES)}")
     return as_scale(biased_G, amax_G)

@@ -23,6 +23,7 @@ from moonlet.core.errors import ConfigError, ShapeError
 from moonlet.kernels.microscaling import (
     GROUP_SIZE,
     as_scale,
+    ceil_exponent,
     groups,
     inverse_scale_values,
     scale_values,
@@ -101,8 +102,7 @@ def _choose_scale(x_GI: Tensor, rule: Rule) -> Tensor:
     """The scale byte of each group, from the bits of its largest magnitude."""
     amax_G = x_GI.abs().amax(-1)
     if rule == "ceil":
-        # exponent field of amax / 448, plus one unless it is a power of two
-        biased_G = (amax_G / MAX_VALUE).view(torch.int32) + 0x7FFFFF >> 23
+        biased_G = ceil_exponent(amax_G / MAX_VALUE)
     elif rule == "floor":
         biased_G = (amax_G.view(torch.int32) >> 23) - 8
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import logging
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from moonlet.core import env
 from moonlet.core.errors import BackendError, BackendUnavailable, ShapeError
 
 __all__ = ["availability", "isa_level", "isa_levels", "mxfp4_dequantize"]
+
+logger = logging.getLogger(__name__)
 
 ABI_VERSION = 1
 GROUP_SIZE = 32
@@ -43,7 +46,13 @@ _LEVEL_NAMES = env.CPU_ISA_LEVELS[:3]
 
 @cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """Return the library, or None and why there is none."""
+    """Return the library, or None and why there is none; says so once in the log."""
+    library, reason = _open()
+    logger.info(reason)
+    return library, reason
+
+
+def _open() -> tuple[ctypes.CDLL | None, str]:
     path = _library_path()
     if path is None:
         return None, "native kernels: not built"
@@ -60,7 +69,10 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         function.restype = _I32
     built = library.moonlet_abi_version()
     if built != ABI_VERSION:
-        return None, f"native kernels: ABI {built}, expected {ABI_VERSION}; reinstall moonlet"
+        return (
+            None,
+            f"native kernels: {path.name} has ABI {built}, expected {ABI_VERSION}; reinstall moonlet",
+        )
     return library, "native kernels: built"
 
 

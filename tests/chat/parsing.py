@@ -1,8 +1,10 @@
 """Shared by the parser tests: small vocabularies, runs over split streams, replayed events."""
 
 import base64
+import itertools
 import json
 import random
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +27,7 @@ from moonlet.chat.text_adapter import TextAdapter
 Stream = TypeVar("Stream", str, list[int])
 
 O, C, S, END = "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"  # noqa: E741
+MARKUP = re.compile("(" + "|".join(map(re.escape, (O, C, S, END))) + ")")
 
 
 class ByteTable:
@@ -43,9 +46,7 @@ class ByteTable:
 
     def encode_markup(self, text: str) -> list[int]:
         """Text in which the four XTML spellings are the control tokens."""
-        for name in (O, C, S, END):
-            text = text.replace(name, f"\0{name}\0")
-        pieces = text.split("\0")
+        pieces = MARKUP.split(text)
         return [i for p in pieces for i in ([self.names[p]] if p in self.names else p.encode())]
 
 
@@ -74,7 +75,7 @@ def close(name: str) -> str:
 
 def split_at(stream: Stream, cuts: Iterable[int]) -> Iterator[Stream]:
     borders = [0, *sorted(cuts), len(stream)]
-    for begin, end in zip(borders, borders[1:], strict=False):
+    for begin, end in itertools.pairwise(borders):
         yield stream[begin:end]
 
 

@@ -7,6 +7,7 @@ Every method returns the piece of JSON text that it adds; the pieces concatenate
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, NoReturn
 
@@ -15,30 +16,41 @@ __all__ = ["CallBuilder", "dump_json", "load_json"]
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is out of range")
+    return value
+
+
 def load_json(text: str) -> Any:
     """Parse strict JSON: no NaN or Infinity, no number that overflows to infinity.
 
     Raises:
-        ValueError: The text is not JSON, or cannot be represented (depth, digits, range).
+        ValueError: The text is not JSON, or Python cannot represent it (depth, digits, range).
     """
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not JSON")
-
     try:
-        value = json.loads(text, parse_constant=refuse)
-        json.dumps(value, allow_nan=False)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
-        raise ValueError("JSON nested too deeply") from None
-    return value
+        raise ValueError("JSON is nested too deeply") from None
 
 
 def dump_json(value: Any) -> str:
     """Serialise as the renderer does: `", "` and `": "`, non-ASCII kept (section 3.4).
 
     A lone surrogate, which JSON text can spell but UTF-8 cannot carry, stays escaped.
+
+    Raises:
+        ValueError: The value is nested too deeply.
     """
-    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise ValueError("value is nested too deeply") from None
     return _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
@@ -126,9 +138,10 @@ class CallBuilder:
     def _block(self, raw: str) -> str:
         try:
             value = load_json(raw)
+            if isinstance(value, dict):
+                return dump_json(value)
         except ValueError:
-            value = None
-        if isinstance(value, dict):
-            return dump_json(value)
+            # malformed JSON is passed on below like JSON that is no object
+            pass
         self._flags.add("bad_json_block")
         return "" if raw.isspace() else raw

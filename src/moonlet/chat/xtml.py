@@ -9,17 +9,12 @@ from __future__ import annotations
 from moonlet.chat.segments import Segment
 from moonlet.chat.special_tokens import CLOSE, END_OF_MSG, OPEN, SEP
 
-__all__ = ["SegmentWriter", "escape_attribute", "unescape_attribute"]
+__all__ = ["SegmentWriter", "escape_attribute"]
 
 
 def escape_attribute(value: str) -> str:
     """Escape an attribute value: ``&`` first, then the quote; nothing else."""
     return value.replace("&", "&amp;").replace('"', "&quot;")
-
-
-def unescape_attribute(value: str) -> str:
-    """Undo ``escape_attribute``: the quote first, then ``&``."""
-    return value.replace("&quot;", '"').replace("&amp;", "&")
 
 
 class SegmentWriter:

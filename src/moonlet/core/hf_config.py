@@ -272,9 +272,7 @@ def _kda_layers(fields: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     full = linear.get("full_attn_layers")
     expected = {i + 1 for i in range(num_layers) if i not in layers}
     if full is not None and set(full) != expected:
-        raise ConfigError(
-            "linear_attn_config.full_attn_layers is not the complement of kda_layers"
-        )
+        raise ConfigError("linear_attn_config.full_attn_layers is not the complement of kda_layers")
     return layers
 
 

@@ -74,9 +74,7 @@ def parse_quantization(raw: Mapping[str, Any]) -> Quantization:
             raise ConfigError(f"quantization_config.{name} is {raw[name]!r}; it must be empty")
     ((group_name, group),) = groups.items()
     prefix = f"config_groups.{group_name}."
-    _refuse(
-        prefix, group, {"format", "weights", "input_activations", "output_activations", *_FREE}
-    )
+    _refuse(prefix, group, {"format", "weights", "input_activations", "output_activations", *_FREE})
     _expect(prefix + "format", group.get("format", MXFP4_FORMAT), MXFP4_FORMAT)
     for name in ("input_activations", "output_activations"):
         _expect(prefix + name, group.get(name), None)
@@ -112,9 +110,7 @@ def published_quantization() -> dict[str, Any]:
 
 def _expect(name: str, seen: Any, wanted: Any) -> None:
     if seen != wanted:
-        raise ConfigError(
-            f"quantization_config.{name} is {seen!r}; only {wanted!r} is supported"
-        )
+        raise ConfigError(f"quantization_config.{name} is {seen!r}; only {wanted!r} is supported")
 
 
 def _refuse(prefix: str, raw: Mapping[str, Any], known: set[str]) -> None:

@@ -1,0 +1,1 @@
+"""Attention Residuals: softmax over depth."""

@@ -1,0 +1,1 @@
+"""Kimi Delta Attention: recurrence and chunkwise form."""

@@ -1,0 +1,170 @@
+"""Choice of operator backends, made once when a model is built (style.md section 5).
+
+Every operator has a reference and possibly faster backends with the same signature. `resolve`
+returns a frozen table of callables; a wanted backend that cannot serve is an error with the reason,
+``auto`` takes the first backend of the operator's documented order that can.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from moonlet.core.config import ModelConfig
+from moonlet.core.errors import BackendUnavailable, ConfigError
+
+__all__ = ["Choice", "Kernels", "describe", "resolve"]
+
+logger = logging.getLogger(__name__)
+
+Supports = Callable[[torch.device, "ModelConfig | None"], "str | None"]
+
+
+def _always(device: torch.device, config: ModelConfig | None) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """One implementation of an operator.
+
+    Attributes:
+        name: Name used in ``wanted`` and in reports.
+        target: ``module:function``, imported only when chosen.
+        supports: Returns None, or the reason why the case cannot be served.
+    """
+
+    name: str
+    target: str
+    supports: Supports = _always
+
+    def load(self) -> Callable[..., Any]:
+        """Import and return the function."""
+        module, function = self.target.split(":")
+        return getattr(importlib.import_module(module), function)
+
+
+def _op(*backends: tuple[str, str]) -> tuple[Backend, ...]:
+    return tuple(Backend(name=name, target=f"moonlet.kernels.{path}") for name, path in backends)
+
+
+# the order is the order of preference of ``auto``
+OPERATORS: Mapping[str, tuple[Backend, ...]] = {
+    "rms_norm": _op(("reference", "rms_norm.reference:rms_norm")),
+    "gated_rms_norm": _op(("reference", "rms_norm.reference:gated_rms_norm")),
+    "short_conv": _op(("reference", "short_conv.reference:short_conv")),
+    "kda_chunk": _op(
+        ("torch", "kda.chunkwise:kda_chunk"), ("reference", "kda.reference:kda_chunk")
+    ),
+    "kda_step": _op(("reference", "kda.reference:kda_step")),
+    "mla_prefill": _op(("reference", "mla.reference:mla_prefill")),
+    "mla_decode": _op(("reference", "mla.reference:mla_decode")),
+    "attn_res_mix": _op(("reference", "attn_res.reference:attn_res_mix")),
+    "attn_res_fold": _op(("reference", "attn_res.reference:attn_res_fold")),
+    "attn_res_join": _op(("reference", "attn_res.reference:attn_res_join")),
+    "route_topk": _op(("reference", "route_topk.reference:route_topk")),
+    "moe_experts": _op(
+        ("torch", "moe_experts.grouped:moe_experts"),
+        ("reference", "moe_experts.reference:moe_experts"),
+    ),
+    "situ_glu": _op(("reference", "situ.reference:situ_glu")),
+    "swiglu": _op(("reference", "situ.reference:swiglu")),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which backend an operator got, and why not the ones before it."""
+
+    op: str
+    backend: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """The chosen operators; fields are callables with the signature of their reference."""
+
+    rms_norm: Callable[..., Any]
+    gated_rms_norm: Callable[..., Any]
+    short_conv: Callable[..., Any]
+    kda_chunk: Callable[..., Any]
+    kda_step: Callable[..., Any]
+    mla_prefill: Callable[..., Any]
+    mla_decode: Callable[..., Any]
+    attn_res_mix: Callable[..., Any]
+    attn_res_fold: Callable[..., Any]
+    attn_res_join: Callable[..., Any]
+    route_topk: Callable[..., Any]
+    moe_experts: Callable[..., Any]
+    situ_glu: Callable[..., Any]
+    swiglu: Callable[..., Any]
+    choices: tuple[Choice, ...]
+
+
+def _choose(
+    op: str, wanted: str, device: torch.device, config: ModelConfig | None
+) -> tuple[Backend, str]:
+    backends = OPERATORS[op]
+    if wanted != "auto" and wanted not in {b.name for b in backends}:
+        raise BackendUnavailable(
+            f"operator {op} has no backend {wanted!r}; choose one of "
+            f"{', '.join(b.name for b in backends)}",
+            {},
+        )
+    refused: dict[str, str] = {}
+    for backend in backends:
+        if wanted not in ("auto", backend.name):
+            continue
+        reason = backend.supports(device, config)
+        if reason is None:
+            skipped = "; ".join(f"{n}: {r}" for n, r in refused.items())
+            return backend, skipped or ("asked for" if wanted != "auto" else "first in order")
+        refused[backend.name] = reason
+    raise BackendUnavailable(f"operator {op}: backend {wanted!r} cannot serve", refused)
+
+
+def resolve(
+    device: torch.device | str = "cpu",
+    config: ModelConfig | None = None,
+    wanted: Mapping[str, str] | str = "auto",
+) -> Kernels:
+    """Choose every operator's backend.
+
+    Args:
+        device: Where the model will run.
+        config: The architecture, for backends that serve only some shapes.
+        wanted: One backend name for all operators that have it (``auto``, ``reference``), or a
+            mapping from operator to backend name.
+
+    Raises:
+        ConfigError: ``wanted`` names an unknown operator.
+        BackendUnavailable: A named backend does not exist or cannot serve.
+    """
+    device = torch.device(device)
+    per_op = {"*": wanted} if isinstance(wanted, str) else dict(wanted)
+    unknown = sorted(set(per_op) - set(OPERATORS) - {"*"})
+    if unknown:
+        raise ConfigError(
+            f"kernels names unknown operators {', '.join(unknown)}; "
+            f"the operators are {', '.join(OPERATORS)}"
+        )
+    chosen: dict[str, Callable[..., Any]] = {}
+    choices: list[Choice] = []
+    for op in OPERATORS:
+        name = per_op.get(op, per_op.get("*", "auto"))
+        backend, reason = _choose(op, name, device, config)
+        chosen[op] = backend.load()
+        choices.append(Choice(op=op, backend=backend.name, reason=reason))
+    logger.info("kernels: %s", ", ".join(f"{c.op}={c.backend}" for c in choices))
+    return Kernels(**chosen, choices=tuple(choices))
+
+
+def describe(device: torch.device | str = "cpu") -> tuple[Choice, ...]:
+    """Return what ``auto`` chooses on ``device``, for ``moonlet env``."""
+    return resolve(device).choices

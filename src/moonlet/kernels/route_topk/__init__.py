@@ -1,0 +1,1 @@
+"""Router: scores, bias, top-k, weights."""

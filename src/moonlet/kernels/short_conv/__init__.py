@@ -1,0 +1,1 @@
+"""Short depthwise causal convolution of KDA."""

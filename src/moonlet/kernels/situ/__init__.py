@@ -1,0 +1,1 @@
+"""Gated activations: SiTU-GLU and SwiGLU."""

@@ -1,0 +1,103 @@
+"""Kimi Delta Attention layer (model.md section 3.3; report section 2.1).
+
+Projections, short convolution over q, k and v, the delta recurrence, the gated output norm.
+
+Letters: T packed rows, D hidden, H heads, K head width, C = 3 H K convolution channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from moonlet.core.config import ModelConfig
+from moonlet.kernels.registry import Kernels
+from moonlet.model.layers import Linear, parameter
+from moonlet.model.state import BatchMeta, KDAState
+
+__all__ = ["KDA"]
+
+
+class _Conv(nn.Module):
+    """Holder of one depthwise kernel, float32 ``[H * K, 1, taps]`` as published."""
+
+    def __init__(self, channels: int, taps: int, device: torch.device | str | None) -> None:
+        super().__init__()
+        self.weight = parameter(channels, 1, taps, dtype=torch.float32, device=device)
+
+
+class _Scale(nn.Module):
+    """Holder of the float32 output norm scale, shared by heads."""
+
+    def __init__(self, size: int, device: torch.device | str | None) -> None:
+        super().__init__()
+        self.weight = parameter(size, dtype=torch.float32, device=device)
+
+
+class KDA(nn.Module):
+    """One Kimi Delta Attention layer."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        kda, hidden = config.kda, config.hidden_size
+        width = kda.projection_size
+        self.num_heads, self.head_dim = kda.num_heads, kda.head_dim
+        self.lower_bound = kda.gate_lower_bound
+        self.eps = config.rms_norm_eps
+        self.q_proj = Linear(hidden, width, dtype, device)
+        self.k_proj = Linear(hidden, width, dtype, device)
+        self.v_proj = Linear(hidden, width, dtype, device)
+        self.q_conv1d = _Conv(width, kda.short_conv_kernel_size, device)
+        self.k_conv1d = _Conv(width, kda.short_conv_kernel_size, device)
+        self.v_conv1d = _Conv(width, kda.short_conv_kernel_size, device)
+        self.f_a_proj = Linear(hidden, kda.head_dim, dtype, device)
+        self.f_b_proj = Linear(kda.head_dim, width, dtype, device)
+        self.dt_bias = parameter(width, dtype=torch.float32, device=device)
+        self.A_log = parameter(kda.num_heads, dtype=torch.float32, device=device)
+        self.b_proj = Linear(hidden, kda.num_heads, dtype, device)
+        if kda.use_full_rank_gate:
+            self.g_proj = Linear(hidden, width, dtype, device)
+        else:
+            self.g_a_proj = Linear(hidden, kda.head_dim, dtype, device)
+            self.g_b_proj = Linear(kda.head_dim, width, dtype, device)
+        self.o_norm = _Scale(kda.head_dim, device)
+        self.o_proj = Linear(width, hidden, dtype, device)
+        self._full_rank_gate = kda.use_full_rank_gate
+        self._kernels = kernels
+
+    def output_gate(self, x_TD: Tensor) -> Tensor:
+        """Gate logits ``[T, H * K]`` from the layer input, full rank or low rank."""
+        if self._full_rank_gate:
+            return self.g_proj(x_TD)
+        return self.g_b_proj(self.g_a_proj(x_TD))
+
+    def forward(self, x_TD: Tensor, meta: BatchMeta, state: KDAState) -> Tensor:
+        """Run the layer and update ``state``; ``[T, D] -> [T, D]``."""
+        heads = (self.num_heads, self.head_dim)
+        recurrent, carry = state.load(meta)
+        raw_TC = torch.cat([self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)], dim=-1)
+        taps = [self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]
+        emit_at = meta.tentative_rows_E
+        conv = self._kernels.short_conv(raw_TC, torch.cat(taps)[:, 0], carry, meta.ragged, emit_at)
+        q, k, v = (part.unflatten(-1, heads) for part in conv.y_TC.chunk(3, dim=-1))
+        z = self.f_b_proj(self.f_a_proj(x_TD)).unflatten(-1, heads)
+        gate_parameters = (self.A_log, self.dt_bias.view(heads), self.lower_bound)
+        emitted = None
+        if meta.ragged.is_single_rows and emit_at is None:
+            o, recurrent = self._kernels.kda_step(
+                q, k, v, z, self.b_proj(x_TD), *gate_parameters, recurrent
+            )
+        else:
+            o, recurrent, emitted = self._kernels.kda_chunk(
+                q, k, v, z, self.b_proj(x_TD), *gate_parameters, recurrent, meta.ragged, emit_at
+            )
+        state.store(meta, recurrent, conv.carry_SCW, emitted, conv.emitted_ECW)
+        gate = self.output_gate(x_TD).unflatten(-1, heads)
+        y = self._kernels.gated_rms_norm(o, self.o_norm.weight, gate, self.eps)
+        return self.o_proj(y.flatten(-2))

@@ -1,0 +1,93 @@
+"""Small building blocks: linear maps without bias, norms, the gated MLP (model.md section 3).
+
+Letters: D hidden, I input width, O output width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from moonlet.core.config import ModelConfig
+from moonlet.kernels.registry import Kernels
+
+__all__ = ["GatedMLP", "Linear", "RMSNorm", "gated_activation", "parameter"]
+
+
+def parameter(*shape: int, dtype: torch.dtype, device: torch.device | str | None) -> nn.Parameter:
+    """Return an uninitialised parameter; weights come from a checkpoint or from `train.init`."""
+    return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device))
+
+
+class Linear(nn.Module):
+    """``y = x W^T`` with ``weight`` stored ``[O, I]``; K3 has no biases."""
+
+    def __init__(
+        self, size_in: int, size_out: int, dtype: torch.dtype, device: torch.device | str | None
+    ) -> None:
+        super().__init__()
+        self.weight = parameter(size_out, size_in, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[..., I] -> [..., O]``."""
+        return F.linear(x, self.weight)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm with a learned scale."""
+
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        self.weight = parameter(size, dtype=dtype, device=device)
+        self.eps = eps
+        self._rms_norm = kernels.rms_norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last axis."""
+        return self._rms_norm(x, self.weight, self.eps)
+
+
+def gated_activation(config: ModelConfig, kernels: Kernels) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the (gate, up) activation that ``hidden_act`` names."""
+    if config.hidden_act == "silu":
+        return kernels.swiglu
+    beta, linear_beta = config.activation_situ_beta, config.activation_situ_linear_beta
+    situ_glu = kernels.situ_glu
+
+    def activation(gate: Tensor, up: Tensor) -> Tensor:
+        return situ_glu(gate, up, beta, linear_beta)
+
+    return activation
+
+
+class GatedMLP(nn.Module):
+    """``down(act(gate x, up x))``: the dense FFN and the fused shared experts."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        intermediate_size: int,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.gate_proj = Linear(hidden, intermediate_size, dtype, device)
+        self.up_proj = Linear(hidden, intermediate_size, dtype, device)
+        self.down_proj = Linear(intermediate_size, hidden, dtype, device)
+        self._activation = gated_activation(config, kernels)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """Map ``[T, D] -> [T, D]``."""
+        return self.down_proj(self._activation(self.gate_proj(x_TD), self.up_proj(x_TD)))

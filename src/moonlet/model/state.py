@@ -1,0 +1,235 @@
+"""What a layer may ask of the memory between tokens (architecture.md, "Ragged batch").
+
+`BatchMeta` describes the running batch. `ModelState` hands each layer its part: a `KDAState` or an
+`MLACache`. The model receives both as arguments and never asks where they live; the engine has its
+own implementations. A tentative sequence (a verification window) is run without changing the
+recurrent state until `ModelState.commit` keeps the first rows of it.
+
+Letters: T packed rows, S sequences of the batch, H heads, K = V = KDA head width, C = 3 H K
+convolution channels (q, k, v), W carried inputs, N padded context, R kv_lora_rank, P shared key
+width, E emitted rows, Q rows whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moonlet.core.errors import ShapeError
+from moonlet.kernels.ragged import Ragged
+
+__all__ = ["BatchMeta", "KDAState", "MLACache", "ModelState"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchMeta:
+    """One packed batch of prefill chunks, decode rows and verification windows.
+
+    Attributes:
+        ragged: Sequence borders.
+        slots_S: Where each sequence's state lives, int64.
+        start_positions_S: Rows already in the state, int64.
+        is_decode: Per sequence, whether its single row takes the absorbed attention form.
+        tentative: Per sequence, whether the rows await `ModelState.commit`.
+        logits_at_Q: Packed rows whose logits are wanted, int64.
+    """
+
+    ragged: Ragged
+    slots_S: Tensor
+    start_positions_S: Tensor
+    is_decode: tuple[bool, ...]
+    tentative: tuple[bool, ...]
+    logits_at_Q: Tensor
+
+    @staticmethod
+    def build(
+        seq_lens: Sequence[int],
+        *,
+        slots: Sequence[int] | None = None,
+        start_positions: Sequence[int] | None = None,
+        is_decode: Sequence[bool] | None = None,
+        tentative: Sequence[bool] | None = None,
+        logits: str | Sequence[int] = "last",
+        device: torch.device | str = "cpu",
+    ) -> BatchMeta:
+        """Check and assemble a batch description.
+
+        Args:
+            seq_lens: New rows per sequence.
+            slots: State slots, 0..S-1 when absent.
+            start_positions: Rows already in the state, zeros when absent.
+            is_decode: Absorbed attention per sequence; when absent, single rows that continue a
+                sequence take it.
+            tentative: Verification windows, none when absent.
+            logits: ``last`` row of every sequence, ``all`` rows, or packed row numbers.
+            device: Where the index tensors live.
+
+        Raises:
+            ShapeError: Lengths differ, slots repeat, or a decode sequence has several rows.
+        """
+        ragged = Ragged.build(seq_lens, device)
+        count = ragged.num_seqs
+        slot_list = list(range(count)) if slots is None else [int(s) for s in slots]
+        starts = [0] * count if start_positions is None else [int(p) for p in start_positions]
+        windows = (False,) * count if tentative is None else tuple(tentative)
+        if is_decode is None:
+            pairs = zip(ragged.seq_lens, starts, strict=False)
+            decode = tuple(n == 1 and start > 0 for n, start in pairs)
+        else:
+            decode = tuple(is_decode)
+        if not len(slot_list) == len(starts) == len(windows) == len(decode) == count:
+            raise ShapeError(f"batch of {count} sequences got lists of other lengths")
+        if len(set(slot_list)) != count:
+            raise ShapeError(f"slots {slot_list} repeat; a sequence may appear once per batch")
+        if any(d and n != 1 for d, n in zip(decode, ragged.seq_lens, strict=True)):
+            raise ShapeError("a decode sequence has exactly one row")
+        if logits == "all":
+            rows = torch.arange(ragged.num_rows, device=device)
+        elif logits == "last":
+            rows = ragged.cu_seqlens_S1[1:].long() - 1
+        else:
+            rows = torch.tensor([int(r) for r in logits], dtype=torch.int64, device=device)
+        return BatchMeta(
+            ragged=ragged,
+            slots_S=torch.tensor(slot_list, dtype=torch.int64, device=device),
+            start_positions_S=torch.tensor(starts, dtype=torch.int64, device=device),
+            is_decode=decode,
+            tentative=windows,
+            logits_at_Q=rows,
+        )
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """New rows per sequence."""
+        return self.ragged.seq_lens
+
+    @property
+    def cu_seqlens_S1(self) -> Tensor:
+        """Cumulative borders, int32."""
+        return self.ragged.cu_seqlens_S1
+
+    @cached_property
+    def is_decode_S(self) -> Tensor:
+        """`is_decode` as a bool tensor."""
+        return torch.tensor(self.is_decode, device=self.slots_S.device)
+
+    @cached_property
+    def tentative_S(self) -> Tensor:
+        """`tentative` as a bool tensor."""
+        return torch.tensor(self.tentative, device=self.slots_S.device)
+
+    @cached_property
+    def tentative_rows_E(self) -> Tensor | None:
+        """Packed rows of tentative sequences in order, or None when there are none."""
+        if not any(self.tentative):
+            return None
+        return self.tentative_S[self.ragged.seq_of_T].nonzero()[:, 0]
+
+    @cached_property
+    def positions_T(self) -> Tensor:
+        """Position of each packed row in its whole sequence, int64."""
+        return self.start_positions_S[self.ragged.seq_of_T] + self.ragged.offset_T
+
+    @cached_property
+    def parts(self) -> tuple[BatchPart | None, BatchPart | None]:
+        """The decode part and the other part of the batch; an absent part is None."""
+        return self._part(True), self._part(False)
+
+    def _part(self, decode: bool) -> BatchPart | None:
+        chosen = [s for s, flag in enumerate(self.is_decode) if flag is decode]
+        if not chosen:
+            return None
+        device = self.slots_S.device
+        seqs = torch.tensor(chosen, dtype=torch.int64, device=device)
+        if len(chosen) == len(self.is_decode):
+            rows = torch.arange(self.ragged.num_rows, device=device)
+            return BatchPart(seqs, rows, self.ragged, is_whole=True)
+        wanted = torch.zeros(len(self.is_decode), dtype=torch.bool, device=device)
+        wanted[seqs] = True
+        rows = wanted[self.ragged.seq_of_T].nonzero()[:, 0]
+        ragged = Ragged.build([self.seq_lens[s] for s in chosen], device)
+        return BatchPart(seqs, rows, ragged, is_whole=False)
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """Some sequences of a batch with their packed rows.
+
+    Attributes:
+        seqs: Indices into the batch's sequences, int64.
+        rows: Indices into its packed rows, int64.
+        ragged: Borders of the part.
+        is_whole: Whether the part is the whole batch.
+    """
+
+    seqs: Tensor
+    rows: Tensor
+    ragged: Ragged
+    is_whole: bool
+
+
+class KDAState(Protocol):
+    """One KDA layer's state for the sequences of the running batch."""
+
+    def load(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
+        """Return float32 ``recurrent_SHKV`` and ``conv_SCW`` (raw inputs, oldest first).
+
+        Both are zero for sequences that start at position 0, whatever the slot held before. The
+        tensors may be read until `store`.
+        """
+        ...
+
+    def store(
+        self,
+        meta: BatchMeta,
+        recurrent_SHKV: Tensor,
+        conv_SCW: Tensor,
+        emitted_EHKV: Tensor | None,
+        emitted_conv_ECW: Tensor | None,
+    ) -> None:
+        """Keep the states after the last row of every sequence that is not tentative.
+
+        For tentative sequences the emitted states, one per row of ``meta.tentative_rows_E``, wait
+        for `ModelState.commit`; the stored state does not change.
+        """
+        ...
+
+
+class MLACache(Protocol):
+    """One Gated MLA layer's latent rows for the sequences of the running batch."""
+
+    def append(self, meta: BatchMeta, latent_TR: Tensor, k_shared_TP: Tensor) -> None:
+        """Write rows ``[start, start + len)`` of every sequence; what lay beyond is void."""
+        ...
+
+    def view(self, meta: BatchMeta) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``latent_SNR``, ``k_shared_SNP`` and int64 ``lengths_S``.
+
+        Includes the rows just appended; padding beyond a length is finite. Valid until the next
+        `append`.
+        """
+        ...
+
+
+class ModelState(Protocol):
+    """Memory of all layers."""
+
+    def kda(self, layer: int) -> KDAState:
+        """State of 0-based KDA ``layer``."""
+        ...
+
+    def mla(self, layer: int) -> MLACache:
+        """Cache of 0-based Gated MLA ``layer``."""
+        ...
+
+    def commit(self, meta: BatchMeta, num_rows: Sequence[int]) -> None:
+        """Keep the first ``num_rows[s]`` rows of every tentative sequence s of the last forward.
+
+        Entries of sequences that are not tentative are ignored. Zero keeps nothing.
+        """
+        ...

@@ -1,0 +1,134 @@
+"""Opening a published checkpoint: configuration, extents and verification, without torch.
+
+`Checkpoint.open` reads headers only, so that inspecting a 1.56 TB checkpoint takes seconds.
+`load_model` builds the model and fills it; its work is in `moonlet.weights.loader`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moonlet.core.errors import CheckpointError
+from moonlet.core.hf_config import CheckpointConfig, read_config
+from moonlet.weights.extents import TensorExtent
+from moonlet.weights.names import TEXT_PREFIX
+from moonlet.weights.report import VerificationReport, verify
+from moonlet.weights.shapes import TensorSpec, expected_tensors
+from moonlet.weights.shards import ShardSet, find_shards
+
+if TYPE_CHECKING:
+    import torch
+
+    from moonlet.kernels.registry import Kernels
+    from moonlet.weights.loader import LoadedModel
+
+__all__ = ["Checkpoint", "OnProgress", "load_model"]
+
+# called with (bytes done, bytes in total)
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint directory whose headers have been read and compared with its configuration.
+
+    Attributes:
+        expected: Tensors that the configuration demands, by parameter.
+        report: Outcome of the comparison; not necessarily clean.
+    """
+
+    directory: Path
+    config: CheckpointConfig
+    shards: ShardSet
+    expected: Mapping[str, TensorSpec]
+    report: VerificationReport
+
+    @classmethod
+    def open(cls, directory: str | Path) -> Checkpoint:
+        """Read configuration, index and shard headers, and verify them.
+
+        Raises:
+            ConfigError: ``config.json`` is absent or unusable.
+            CheckpointError: The index is malformed or absent beside several shards.
+            CorruptShard: A shard is truncated or malformed; names the file.
+        """
+        path = Path(directory)
+        if not path.is_dir():
+            raise CheckpointError(f"{path} is not a directory; give a checkpoint folder")
+        config = read_config(path)
+        shards = find_shards(path)
+        expected = expected_tensors(config)
+        return cls(
+            directory=path,
+            config=config,
+            shards=shards,
+            expected=expected,
+            report=_verify(config, shards, expected),
+        )
+
+    @property
+    def extents(self) -> Mapping[str, TensorExtent]:
+        """Tensors of the existing shards, by name."""
+        return self.shards.extents
+
+
+def _verify(
+    config: CheckpointConfig, shards: ShardSet, expected: Mapping[str, TensorSpec]
+) -> VerificationReport:
+    if not shards.names:
+        return VerificationReport(weights="absent")
+    missing_files = set(shards.missing_files)
+    return verify(
+        expected,
+        shards.extents,
+        prefix=TEXT_PREFIX if config.is_wrapped else "",
+        unread=(name for name, file in shards.names.items() if file in missing_files),
+        weights=shards.weights,
+        missing_shards=shards.missing_files if shards.files else (),
+        misplaced=shards.misplaced,
+        notes=_notes(shards),
+    )
+
+
+def _notes(shards: ShardSet) -> tuple[str, ...]:
+    seen = sum(extent.length for extent in shards.extents.values())
+    if shards.missing_files or shards.total_size in (None, seen):
+        return ()
+    return (f"the index says total_size {shards.total_size}, the shards hold {seen} bytes",)
+
+
+def load_model(
+    directory: str | Path,
+    dtype: torch.dtype | None = None,
+    kernels: Kernels | None = None,
+    on_progress: OnProgress | None = None,
+    mode: str = "mmap",
+) -> LoadedModel:
+    """Build the text model of a checkpoint and fill every parameter.
+
+    Args:
+        directory: Checkpoint folder.
+        dtype: Model dtype, float32 by default; small tensors stay float32 whatever it is.
+        kernels: Operator table, or None for the model's default.
+        on_progress: Called with ``(bytes done, bytes in total)`` after each tensor.
+        mode: ``mmap`` or ``pread``.
+
+    Raises:
+        ConfigError: The configuration is unusable.
+        CheckpointError: The checkpoint does not hold exactly the model's tensors, or a value is
+            one that no valid checkpoint has.
+    """
+    import torch
+
+    from moonlet.weights.loader import load_checkpoint
+
+    return load_checkpoint(
+        Checkpoint.open(directory),
+        dtype=torch.float32 if dtype is None else dtype,
+        kernels=kernels,
+        on_progress=on_progress,
+        mode=mode,
+    )

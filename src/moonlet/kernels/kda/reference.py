@@ -81,7 +81,8 @@ def kda_step(
     """One decode step of S sequences.
 
     Args:
-        q_SHK: Queries after the short convolution, before the L2 norm; ``k_SHK`` likewise.
+        q_SHK: Queries after the short convolution, before the L2 norm.
+        k_SHK: Keys, likewise.
         v_SHV: Values after the short convolution.
         z_SHK: Raw gate projection (``f_b`` output).
         beta_logits_SH: Raw write strength (``b_proj`` output).
@@ -121,7 +122,14 @@ def kda_chunk(
     """Run every sequence through the recurrence, token by token.
 
     Args:
-        q_THK: As in `kda_step`, packed rows; the other inputs likewise.
+        q_THK: Queries as in `kda_step`, packed rows.
+        k_THK: Keys.
+        v_THV: Values.
+        z_THK: Raw gate projection.
+        beta_logits_TH: Raw write strength.
+        A_log_H: float32 log scale per head.
+        dt_bias_HK: float32 gate bias.
+        lower_bound: Gate bound, or None for the softplus gate.
         state_SHKV: float32 states before the first row, not modified.
         ragged: Sequence borders.
         emit_at_E: Packed rows after which the state is wanted, or None.

@@ -35,7 +35,9 @@ def moe_experts(
         z_TR: Expert input, model dtype.
         ids_TA: Selected experts per row.
         weights_TA: float32 weights.
-        w1_EFR: Gate projections; ``w3_EFR`` up, ``w2_ERF`` down.
+        w1_EFR: Gate projections.
+        w3_EFR: Up projections.
+        w2_ERF: Down projections.
         activation: Gated activation of (gate, up).
         transform: Applied to the inputs of w1/w3 and of w2 (activation quantisation), or None.
 

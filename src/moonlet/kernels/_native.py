@@ -69,10 +69,8 @@ def _open() -> tuple[ctypes.CDLL | None, str]:
         function.restype = _I32
     built = library.moonlet_abi_version()
     if built != ABI_VERSION:
-        return (
-            None,
-            f"native kernels: {path.name} has ABI {built}, expected {ABI_VERSION}; reinstall moonlet",
-        )
+        text = f"{path.name} has ABI {built}, not {ABI_VERSION}; reinstall moonlet"
+        return None, f"native kernels: {text}"
     return library, "native kernels: built"
 
 

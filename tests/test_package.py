@@ -1,0 +1,47 @@
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+import moonlet
+
+HEAVY = ("torch", "fastapi", "starlette", "numpy", "rich", "safetensors")
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    script = f"import sys, moonlet; print(*[x for x in {HEAVY!r} if x in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
+def test_importing_core_and_chat_loads_no_torch() -> None:
+    script = (
+        "import importlib, pkgutil, sys\n"
+        "import moonlet.core, moonlet.chat\n"
+        "for package in (moonlet.core, moonlet.chat):\n"
+        "    for module in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
+        "        importlib.import_module(module.name)\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert importlib.metadata.version("moonlet") == moonlet.__version__
+
+
+def test_every_public_name_resolves() -> None:
+    assert set(moonlet.__all__) <= set(dir(moonlet))
+    for name in moonlet.__all__:
+        assert getattr(moonlet, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = moonlet.nonsense

@@ -9,6 +9,12 @@ import moonlet
 HEAVY = ("torch", "fastapi", "starlette", "numpy", "rich", "safetensors")
 
 
+def output_of(script: str) -> str:
+    """What a fresh interpreter prints."""
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_importing_the_package_loads_nothing_heavy() -> None:
     script = f"import sys, moonlet; print(*[x for x in {HEAVY!r} if x in sys.modules])"
     done = subprocess.run(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "OnProgress", "load_model"]
 
-# called with (bytes done, bytes in total)
+# called with (done, in total): bytes when loading, shards when writing
 OnProgress = Callable[[int, int], None]
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from moonlet.core.errors import CorruptShard
 
@@ -132,7 +132,7 @@ def _extent(file: Path, start: int, name: str, entry: Any) -> TensorExtent:
     return TensorExtent(name, file, start + begin, needed, dtype, tuple(shape))
 
 
-def _are_sizes(value: Any) -> bool:
+def _are_sizes(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(
         isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in value
     )

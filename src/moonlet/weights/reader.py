@@ -122,7 +122,7 @@ class ShardReader:
 
     def _pread(self, extent: TensorExtent) -> Tensor:
         flat = torch.empty(extent.length, dtype=torch.uint8)
-        target = memoryview(flat.numpy())
+        target = flat.numpy().data
         descriptor = self._descriptor(extent.file)
         done = 0
         while done < extent.length:

@@ -248,6 +248,14 @@ def test_names_come_from_the_checkpoint(tmp_path: Path) -> None:
     assert tokenizer.vocab_size == 512
 
 
+def test_names_may_lie_behind_the_reserved_ids(tmp_path: Path) -> None:
+    config = added((256, {"content": "[BOS]"}), (10**9, {"content": "<|far|>"}))
+    tokenizer = Tokenizer.from_dir(write_dir(tmp_path, config=config))
+    assert tokenizer.encode("<|far|>", allow_special=True) == [10**9]
+    with pytest.raises(RequestError):
+        tokenizer.decode([600])
+
+
 def added(*entries: tuple[int, object]) -> dict[str, object]:
     return {"added_tokens_decoder": {str(key): value for key, value in entries}}
 

@@ -1,5 +1,6 @@
 """The generated mark: which part of a conversation a model writes itself."""
 
+import json
 from itertools import groupby
 from typing import Any
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moonlet.chat.content import image_prompt
+from moonlet.chat.parser import Parser
 from moonlet.chat.render import render
 from moonlet.chat.segments import Segment, display_text
 from moonlet.chat.tokenizer import Tokenizer
@@ -47,6 +49,28 @@ def test_the_supervised_span_is_what_follows_the_generation_prefix(
     assert all(segment.generated for segment in turn)
     assert turn[-1] == Segment("<|end_of_msg|>", allow_special=True, generated=True)
     assert not any(segment.generated for segment in whole[len(prompt) - 6 : len(prompt)])
+
+
+@given(CONVERSATIONS, st.booleans())
+def test_the_parser_reads_the_message_back_from_its_supervised_ids(
+    messages: list[dict[str, Any]], thinking: bool
+) -> None:
+    segments = render(messages, thinking=thinking, add_generation_prompt=False)
+    turns = [message for message in messages if message["role"] == "assistant"]
+    groups = groupby(segments, key=lambda segment: segment.generated)
+    generated = [list(group) for mark, group in groups if mark]
+    for message, span in zip(turns, generated, strict=True):
+        parser = Parser(TOKENIZER, mode="thinking" if thinking else "instruct")
+        parser.feed(TOKENIZER.encode_segments(span))
+        parser.finish("stop")
+        parsed = parser.result()
+        reasoning = message.get("reasoning_content", "")
+        assert parsed.reasoning_content == ((reasoning.strip() and reasoning) if thinking else None)
+        assert parsed.content == message["content"]
+        sent = [item["function"] for item in message.get("tool_calls", ())]
+        assert [item.name for item in parsed.tool_calls] == [item["name"] for item in sent]
+        for got, want in zip(parsed.tool_calls, sent, strict=True):
+            assert json.loads(got.arguments) == json.loads(want["arguments"])
 
 
 def test_two_turns_have_two_spans_with_their_channels() -> None:

@@ -127,8 +127,8 @@ def k3_table(num_ranks: int) -> SpecialTable:
 def read_table(config: Mapping[str, Any], num_ranks: int) -> SpecialTable:
     """Read the control tokens from a ``tokenizer_config.json``.
 
-    Ids that the file does not name get reserved names; without any ``added_tokens_decoder`` the
-    table of K3 is used.
+    The first ``NUM_RESERVED`` ids that the file does not name get reserved names; without any
+    ``added_tokens_decoder`` the table of K3 is used.
 
     Args:
         config: The parsed file.
@@ -159,9 +159,8 @@ def read_table(config: Mapping[str, Any], num_ranks: int) -> SpecialTable:
         names[int(key)] = content
         if not entry.get("special", True):
             kept.add(content)
-    end = max(num_ranks + NUM_RESERVED, max(names) + 1)
     ids: dict[str, int] = {}
-    for token_id in range(num_ranks, end):
+    for token_id in sorted({*range(num_ranks, num_ranks + NUM_RESERVED), *names}):
         name = names.get(token_id, reserved_name(token_id))
         if name in ids:
             raise CheckpointError(

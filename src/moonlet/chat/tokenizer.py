@@ -174,6 +174,8 @@ class Tokenizer:
         Returns:
             Ids; with ``allow_special`` False every one is below ``num_ranks``.
         """
+        if allow_special and text in self._ids:
+            return [self._ids[text]]
         ids: list[int] = []
         for piece in split_long_text(text):
             if allow_special:

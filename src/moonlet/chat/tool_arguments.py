@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from moonlet.chat.arguments import dump_json
 from moonlet.chat.xtml import SegmentWriter
 from moonlet.core.errors import RequestError
 
-__all__ = ["dump_value", "json_type", "write_arguments"]
+__all__ = ["json_type", "write_arguments"]
 
 
 def json_type(value: object) -> str:
@@ -31,11 +32,6 @@ def json_type(value: object) -> str:
     if isinstance(value, list | tuple):
         return "array"
     raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-def dump_value(value: object) -> str:
-    """Serialise a value as K3 writes it: ``", "`` and ``": "``, non-ASCII as it is."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def write_arguments(out: SegmentWriter, arguments: object, path: str) -> None:
@@ -79,7 +75,7 @@ def _write_argument(out: SegmentWriter, key: object, value: Any, path: str) -> N
         raise RequestError(f"{path} has the key {key!r}; keys must be strings", param=path)
     try:
         kind = json_type(value)
-        text = value if isinstance(value, str) else dump_value(value)
+        text = value if isinstance(value, str) else dump_json(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{path}.{key} has no JSON form: {error}", param=path) from error
     out.open_tag("argument", key=key, type=kind)

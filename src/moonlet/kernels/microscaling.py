@@ -78,13 +78,15 @@ def as_scale(biased_G: Tensor, amax_G: Tensor) -> Tensor:
 @cache
 def scale_values(device: torch.device) -> Tensor:
     """2^(s - 127) for each scale byte s, float32 [256]."""
-    return torch.tensor([2.0 ** (s - 127) for s in range(255)] + [float("nan")], device=device)
+    values = [2.0 ** (s - 127) for s in range(255)] + [float("nan")]
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 @cache
 def inverse_scale_values(device: torch.device) -> Tensor:
     """2^(127 - s) for each scale byte s, float32 [256]; 0 at the NaN scale, where codes are 0."""
-    return torch.tensor([2.0 ** (127 - s) for s in range(255)] + [0.0], device=device)
+    values = [2.0 ** (127 - s) for s in range(255)] + [0.0]
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def straight_through(x: Tensor, rounded: Tensor) -> Tensor:

@@ -178,7 +178,8 @@ def fake_quantize(w: Tensor, rule: Rule = "even") -> Tensor:
 
 
 def _dequantize_reference(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    values_16 = torch.tensor((*_MAGNITUDES, *(-x for x in _MAGNITUDES)), device=packed.device)
+    values = (*_MAGNITUDES, *(-x for x in _MAGNITUDES))
+    values_16 = torch.tensor(values, dtype=torch.float32, device=packed.device)
     x_GI = values_16[unpack(packed).int()].unflatten(-1, (-1, GROUP_SIZE))
     x_GI *= scale_values(packed.device)[scale.int()].unsqueeze(-1)
     return x_GI.flatten(-2).to(dtype)
@@ -205,13 +206,15 @@ def _choose_scale(x_GI: Tensor, rule: Rule) -> Tensor:
 def _round(x_GI: Tensor, scale_G: Tensor) -> Tensor:
     """Divide by the scale and round to signed magnitudes, ties to the even code."""
     inverse_G = inverse_scale_values(x_GI.device)[scale_G.int()]
-    y_GI = x_GI * inverse_G.unsqueeze(-1)
-    # infinity times the zero at the NaN scale
-    y_GI = y_GI.nan_to_num(0.0)
+    # a NaN here is infinity times the zero at the NaN scale
+    y_GI = (x_GI * inverse_G.unsqueeze(-1)).nan_to_num_(0.0)
     magnitude_GI = y_GI.abs()
-    # spacing of the codes: 0.5 up to 2, 1 up to 4, 2 above; round() takes ties to even
-    step_GI = torch.where(magnitude_GI < 2, 0.5, torch.where(magnitude_GI < 4, 1.0, 2.0))
-    return ((magnitude_GI / step_GI).round() * step_GI).clamp(max=6.0).copysign(y_GI)
+    # spacing of the codes: 0.5 up to 2, 1 up to 4, 2 above, that is half the power of two below
+    power_GI = (magnitude_GI.view(torch.int32) & 0x7F800000).view(torch.float32)
+    step_GI = power_GI.clamp_(1.0, 4.0).mul_(0.5)
+    # round() takes ties to even
+    rounded_GI = magnitude_GI.div_(step_GI).round_().mul_(step_GI)
+    return rounded_GI.clamp_(max=_MAGNITUDES[-1]).copysign_(y_GI)
 
 
 def _check_pair(packed: Tensor, scale: Tensor) -> None:

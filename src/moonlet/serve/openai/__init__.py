@@ -1,0 +1,1 @@
+"""The OpenAI surface: bodies, checks, handlers, frames."""

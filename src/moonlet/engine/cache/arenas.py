@@ -1,0 +1,215 @@
+"""The bytes behind slots and pages, laid out as the layers read them.
+
+A `KDAArena` keeps one layer's recurrent states and convolution tails by slot; an `MLAArena` keeps
+one layer's latent rows by page. Fresh memory is never trusted: a slot counts as zero until its
+sequence has stored something, and a page is cleared when its first row is written, so neither what
+the allocator left nor what a former owner wrote (possibly NaN) can reach a result.
+
+Letters as in `model.state`; G slots, B pages per sequence, L rows per page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moonlet.core.config import KDAConfig, MLAConfig
+from moonlet.core.errors import ShapeError
+from moonlet.engine.cache.pages import NULL_PAGE
+from moonlet.model.state import BatchMeta
+
+__all__ = ["BlockTables", "KDAArena", "MLAArena", "StepIndex"]
+
+
+class StepIndex:
+    """Where the rows of one batch live: computed once per step, used by every layer.
+
+    Attributes:
+        fresh_S: Which sequences start at position 0; None where none does.
+        settled_S: Indices of the sequences that are not tentative; None where all are settled.
+        rows_T: Row of each packed token in an arena flattened to ``[pages * L]``.
+        fresh_pages: Pages whose first row this batch writes; None where there is none.
+        table_SB: Pages of each sequence up to its new length, the null page beyond.
+        lengths_S: Rows of each sequence after this batch.
+        longest: The largest of them.
+    """
+
+    def __init__(self, meta: BatchMeta, table_GB: Tensor, page_size: int) -> None:
+        self.meta = meta
+        starts = meta.start_positions_S
+        fresh_S = starts == 0
+        self.fresh_S = fresh_S if bool(fresh_S.any()) else None
+        self.settled_S = (~meta.tentative_S).nonzero()[:, 0] if any(meta.tentative) else None
+        self.lengths_S = starts + meta.ragged.lens_S
+        self.longest = int(self.lengths_S.max())
+        pages_SB = table_GB.index_select(0, meta.slots_S)
+        positions_T = meta.positions_T
+        owner_T = pages_SB.index_select(0, meta.ragged.seq_of_T)
+        page_T = owner_T.gather(1, (positions_T // page_size).unsqueeze(1)).squeeze(1)
+        if bool((page_T == NULL_PAGE).any()):
+            raise ShapeError("a row lies beyond the pages that its sequence was given")
+        offset_T = positions_T % page_size
+        self.rows_T = page_T * page_size + offset_T
+        begins_T = offset_T == 0
+        self.fresh_pages = page_T[begins_T] if bool(begins_T.any()) else None
+        num_pages = -(-self.longest // page_size)
+        first_row_B = torch.arange(num_pages, device=starts.device) * page_size
+        is_beyond_SB = first_row_B >= self.lengths_S.unsqueeze(1)
+        self.table_SB = pages_SB[:, :num_pages].masked_fill(is_beyond_SB, NULL_PAGE)
+
+
+class BlockTables:
+    """Which pages belong to the sequence in each slot, as one tensor.
+
+    Args:
+        num_slots: Slots 1..num_slots.
+        pages_per_seq: Pages of the longest possible sequence.
+        page_size: Rows per page.
+        device: Where the arenas live.
+    """
+
+    def __init__(
+        self, num_slots: int, pages_per_seq: int, page_size: int, device: torch.device | str
+    ) -> None:
+        self.page_size = page_size
+        shape = (num_slots + 1, pages_per_seq)
+        self.table_GB = torch.full(shape, NULL_PAGE, dtype=torch.int64, device=device)
+        self._index: StepIndex | None = None
+
+    def bind(self, slot: int, pages: Sequence[int]) -> None:
+        """Give the slot its pages, in order of position."""
+        row_B = self.table_GB[slot]
+        row_B.fill_(NULL_PAGE)
+        row_B[: len(pages)] = torch.tensor(pages, dtype=torch.int64, device=row_B.device)
+        self._index = None
+
+    def release(self, slot: int) -> None:
+        """Forget the slot's pages."""
+        self.table_GB[slot] = NULL_PAGE
+        self._index = None
+
+    def index(self, meta: BatchMeta) -> StepIndex:
+        """Return the batch's index, the same object for every layer of one step."""
+        if self._index is None or self._index.meta is not meta:
+            self._index = StepIndex(meta, self.table_GB, self.page_size)
+        return self._index
+
+    def pages_of(self, slot: int) -> list[int]:
+        """Pages bound to the slot."""
+        return [page for page in self.table_GB[slot].tolist() if page != NULL_PAGE]
+
+
+class KDAArena:
+    """One KDA layer: ``recurrent_GHKV`` float32 and ``conv_GCW``, slot 0 unused.
+
+    States of a tentative window wait beside the arena until `commit` picks one per sequence.
+    """
+
+    def __init__(
+        self,
+        kda: KDAConfig,
+        num_slots: int,
+        tables: BlockTables,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        heads, width = kda.num_heads, kda.head_dim
+        channels = 3 * kda.projection_size
+        taps = kda.short_conv_kernel_size - 1
+        self.recurrent_GHKV = torch.empty(num_slots + 1, heads, width, width, device=device)
+        self.conv_GCW = torch.empty(num_slots + 1, channels, taps, dtype=dtype, device=device)
+        self._tables = tables
+        self._pending: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a tentative window waits for `commit`."""
+        return self._pending is not None
+
+    def load(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
+        """Copy the states of the batch's slots; zeros for sequences that start now."""
+        if self._pending is not None:
+            raise ShapeError("a tentative window was neither committed nor discarded")
+        recurrent_SHKV = self.recurrent_GHKV.index_select(0, meta.slots_S)
+        conv_SCW = self.conv_GCW.index_select(0, meta.slots_S)
+        fresh_S = self._tables.index(meta).fresh_S
+        if fresh_S is not None:
+            recurrent_SHKV.masked_fill_(fresh_S[:, None, None, None], 0.0)
+            conv_SCW.masked_fill_(fresh_S[:, None, None], 0.0)
+        return recurrent_SHKV, conv_SCW
+
+    def store(
+        self,
+        meta: BatchMeta,
+        recurrent_SHKV: Tensor,
+        conv_SCW: Tensor,
+        emitted_EHKV: Tensor | None,
+        emitted_conv_ECW: Tensor | None,
+    ) -> None:
+        """Write settled sequences to their slots; keep emitted states for `commit`."""
+        settled_S = self._tables.index(meta).settled_S
+        if settled_S is None:
+            self._write(meta.slots_S, recurrent_SHKV, conv_SCW)
+            return
+        if emitted_EHKV is None or emitted_conv_ECW is None:
+            raise ShapeError("a tentative window was stored without its emitted states")
+        self._write(
+            meta.slots_S[settled_S],
+            recurrent_SHKV.index_select(0, settled_S),
+            conv_SCW.index_select(0, settled_S),
+        )
+        self._pending = (emitted_EHKV, emitted_conv_ECW)
+
+    def commit(self, slots: Tensor, rows: Tensor) -> None:
+        """Move the emitted states at ``rows`` into ``slots`` and drop the others."""
+        if self._pending is None:
+            raise ShapeError("commit without a tentative window")
+        (emitted_EHKV, emitted_conv_ECW), self._pending = self._pending, None
+        self._write(slots, emitted_EHKV.index_select(0, rows), emitted_conv_ECW[rows])
+
+    def discard(self) -> None:
+        """Drop a pending window: the slots keep what they held before it."""
+        self._pending = None
+
+    def _write(self, slots: Tensor, recurrent_SHKV: Tensor, conv_SCW: Tensor) -> None:
+        self.recurrent_GHKV.index_copy_(0, slots, recurrent_SHKV.detach())
+        self.conv_GCW.index_copy_(0, slots, conv_SCW.detach().to(self.conv_GCW.dtype))
+
+
+class MLAArena:
+    """One Gated MLA layer: pages of rows ``[latent | shared key]``, page 0 all zero."""
+
+    def __init__(
+        self,
+        mla: MLAConfig,
+        num_pages: int,
+        tables: BlockTables,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        shape = (num_pages + 1, tables.page_size, mla.cache_size)
+        self.pages_GLR = torch.empty(shape, dtype=dtype, device=device)
+        self.pages_GLR[NULL_PAGE] = 0
+        self._latent_width = mla.kv_lora_rank
+        self._tables = tables
+
+    def append(self, meta: BatchMeta, latent_TR: Tensor, k_shared_TP: Tensor) -> None:
+        """Write the batch's rows; a page is cleared when its first row is written."""
+        index = self._tables.index(meta)
+        if index.fresh_pages is not None:
+            self.pages_GLR.index_fill_(0, index.fresh_pages, 0)
+        row_TR = torch.cat([latent_TR.detach(), k_shared_TP.detach()], dim=1)
+        flat = self.pages_GLR.view(-1, self.pages_GLR.shape[2])
+        flat.index_copy_(0, index.rows_T, row_TR.to(flat.dtype))
+
+    def view(self, meta: BatchMeta) -> tuple[Tensor, Tensor, Tensor]:
+        """Gather each sequence's rows, padded with rows of cleared pages to the longest one."""
+        index = self._tables.index(meta)
+        num_seqs, num_pages = index.table_SB.shape
+        gathered = self.pages_GLR.index_select(0, index.table_SB.flatten())
+        rows_SNR = gathered.view(num_seqs, num_pages * self._tables.page_size, -1)
+        rows_SNR = rows_SNR[:, : index.longest]
+        latent_SNR = rows_SNR[..., : self._latent_width]
+        return latent_SNR, rows_SNR[..., self._latent_width :], index.lengths_S

@@ -34,7 +34,7 @@ check: install-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 format: install-all
 	$(BIN)/ruff check --fix .

@@ -43,9 +43,26 @@ def test_the_version_is_the_installed_one() -> None:
 
 
 def test_every_public_name_resolves() -> None:
-    assert set(moonlet.__all__) <= set(dir(moonlet))
+    assert {*moonlet._HOMES, "__version__"} == set(moonlet.__all__) == set(dir(moonlet))
     for name in moonlet.__all__:
         assert getattr(moonlet, name) is not None
+
+
+def test_the_public_names_are_these() -> None:
+    """A name added or taken away is a decision, and shows up here."""
+    assert set(moonlet.__all__) == {
+        "Checkpoint",
+        "ModelConfig",
+        "MoonletError",
+        "Parser",
+        "Tokenizer",
+        "Transformer",
+        "__version__",
+        "load_model",
+        "read_config",
+        "render",
+        "save_model",
+    }
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

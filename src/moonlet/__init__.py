@@ -5,19 +5,54 @@ they are first used.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moonlet.chat.parser import Parser as Parser
+    from moonlet.chat.render import render as render
+    from moonlet.chat.tokenizer import Tokenizer as Tokenizer
+    from moonlet.core.config import ModelConfig as ModelConfig
+    from moonlet.core.errors import MoonletError as MoonletError
+    from moonlet.core.hf_config import read_config as read_config
+    from moonlet.model.transformer import Transformer as Transformer
+    from moonlet.weights.checkpoint import Checkpoint as Checkpoint
+    from moonlet.weights.checkpoint import load_model as load_model
+    from moonlet.weights.writer import save_model as save_model
 
 __version__ = "0.1.0"
 
-_EXPORTS: dict[str, str] = {}
+_HOMES = {
+    "Checkpoint": "weights.checkpoint",
+    "ModelConfig": "core.config",
+    "MoonletError": "core.errors",
+    "Parser": "chat.parser",
+    "Tokenizer": "chat.tokenizer",
+    "Transformer": "model.transformer",
+    "load_model": "weights.checkpoint",
+    "read_config": "core.hf_config",
+    "render": "chat.render",
+    "save_model": "weights.writer",
+}
 
-__all__ = ["__version__"]
+__all__ = [
+    "Checkpoint",
+    "ModelConfig",
+    "MoonletError",
+    "Parser",
+    "Tokenizer",
+    "Transformer",
+    "__version__",
+    "load_model",
+    "read_config",
+    "render",
+    "save_model",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(import_module(_EXPORTS[name]), name)
-    raise AttributeError(f"module 'moonlet' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'moonlet' has no attribute {name!r}")
+    return getattr(import_module(f"moonlet.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -52,9 +52,12 @@ def test_the_public_names_are_these() -> None:
     """A name added or taken away is a decision, and shows up here."""
     assert set(moonlet.__all__) == {
         "Checkpoint",
+        "Engine",
+        "EngineRequest",
         "ModelConfig",
         "MoonletError",
         "Parser",
+        "SamplingParams",
         "Tokenizer",
         "Transformer",
         "__version__",

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from moonlet.core.config import ModelConfig as ModelConfig
     from moonlet.core.errors import MoonletError as MoonletError
     from moonlet.core.hf_config import read_config as read_config
+    from moonlet.engine.engine import Engine as Engine
+    from moonlet.engine.request import EngineRequest as EngineRequest
+    from moonlet.engine.request import SamplingParams as SamplingParams
     from moonlet.model.transformer import Transformer as Transformer
     from moonlet.weights.checkpoint import Checkpoint as Checkpoint
     from moonlet.weights.checkpoint import load_model as load_model
@@ -23,9 +26,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Checkpoint": "weights.checkpoint",
+    "Engine": "engine.engine",
+    "EngineRequest": "engine.request",
     "ModelConfig": "core.config",
     "MoonletError": "core.errors",
     "Parser": "chat.parser",
+    "SamplingParams": "engine.request",
     "Tokenizer": "chat.tokenizer",
     "Transformer": "model.transformer",
     "load_model": "weights.checkpoint",
@@ -36,9 +42,12 @@ _HOMES = {
 
 __all__ = [
     "Checkpoint",
+    "Engine",
+    "EngineRequest",
     "ModelConfig",
     "MoonletError",
     "Parser",
+    "SamplingParams",
     "Tokenizer",
     "Transformer",
     "__version__",

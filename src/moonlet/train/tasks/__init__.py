@@ -1,0 +1,1 @@
+"""Procedural tasks of the small model: training conversations and held-out evaluation."""

@@ -1,0 +1,127 @@
+"""The two vocabularies of the tasks (training and held out) and the hash split behind them.
+
+Everything that a generator can invent (operand pairs, pseudo-words, whole prompts) belongs to
+exactly one side, decided by a CRC of its text,
+so that the evaluation can be drawn without a list of
+what training has seen.
+"""
+
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+from moonlet.train.tasks import words, words_heldout
+
+HELDOUT_ONE_IN = 16
+_ONSETS = [
+    "b",
+    "br",
+    "c",
+    "ch",
+    "d",
+    "dr",
+    "f",
+    "fl",
+    "g",
+    "gr",
+    "h",
+    "j",
+    "k",
+    "kr",
+    "l",
+    "m",
+    "n",
+    "p",
+    "pr",
+    "qu",
+    "r",
+    "s",
+    "sh",
+    "st",
+    "t",
+    "tr",
+    "v",
+    "w",
+    "y",
+    "z",
+]
+_NUCLEI = ["a", "e", "i", "o", "u", "a", "e", "i", "o", "ai", "ea", "ee", "oo", "ou", "ia"]
+_CODAS = [*([""] * 9), "n", "r", "l", "s", "m", "x", "t", "k", "nd"]
+
+
+def is_heldout(kind: str, text: str) -> bool:
+    """Return whether the item ``text`` of class ``kind`` belongs to the held-out side."""
+    return zlib.crc32(f"{kind}:{text.lower()}".encode()) % HELDOUT_ONE_IN == 0
+
+
+def is_heldout_pair(a: int, b: int) -> bool:
+    """Return whether the unordered operand pair belongs to the held-out side."""
+    return is_heldout("pair", f"{min(a, b)},{max(a, b)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Lexicon:
+    """One side of the split: word lists plus the filter for invented items.
+
+    Attributes:
+        heldout: Whether this is the evaluation side.
+        words: The module that holds the word lists of this side.
+    """
+
+    heldout: bool
+    words: ModuleType
+
+    def allows(self, kind: str, text: str) -> bool:
+        """Return whether an invented item may be used on this side."""
+        return is_heldout(kind, text) == self.heldout
+
+    def pick(self, rng: random.Random, name: str) -> str:
+        """Draw one entry of the list ``name`` (for example ``"CITIES"``)."""
+        options: Sequence[str] = getattr(self.words, name)
+        return options[rng.randrange(len(options))]
+
+    def pseudo_word(self, rng: random.Random, syllables: int | None = None) -> str:
+        """Invent a pronounceable lower-case word of 1-3 syllables that belongs to this side."""
+        while True:
+            count = syllables or rng.choice((2, 2, 2, 3))
+            word = "".join(rng.choice(_ONSETS) + rng.choice(_NUCLEI) for _ in range(count))
+            word += rng.choice(_CODAS)
+            if len(word) > 2 and self.allows("word", word):
+                return word
+
+    def noun(self, rng: random.Random) -> str:
+        """Draw a noun: a listed one, or an invented one in a third of the cases."""
+        if rng.random() < 0.33:
+            return self.pseudo_word(rng)
+        return self.pick(rng, "NOUNS").replace("_", " ")
+
+    def attribute(self, rng: random.Random) -> str:
+        """Draw an attribute noun: a listed one, or an invented one in a quarter of the cases."""
+        return self.pseudo_word(rng) if rng.random() < 0.25 else self.pick(rng, "ATTRIBUTES")
+
+    def fill(self, rng: random.Random, template: str) -> str:
+        """Fill the slots {n} {a} {c} {p} {w} {m} {date} of a phrase template."""
+        return template.format(
+            n=self.noun(rng),
+            a=self.pick(rng, "ADJECTIVES"),
+            c=self.city(rng),
+            p=self.pick(rng, "NAMES"),
+            w=self.pseudo_word(rng),
+            m=rng.randint(1, 99),
+            date=f"20{rng.randint(20, 29)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}",
+        )
+
+    def city(self, rng: random.Random) -> str:
+        """Draw a real or an invented city name."""
+        if rng.random() < 0.5:
+            return self.pick(rng, "CITIES")
+        word = self.pseudo_word(rng).capitalize()
+        if rng.random() < 0.2:
+            word = f"{rng.choice(('New', 'San', 'Port', 'Saint', 'East', 'Lake'))} {word}"
+        return word
+
+
+TRAIN = Lexicon(heldout=False, words=words)
+HELDOUT = Lexicon(heldout=True, words=words_heldout)

@@ -1,0 +1,160 @@
+"""The training mixture: sample i is a pure function of (seed, i, progress).
+
+Shares are per conversation; the token shares that follow from them are measured in
+``docs/explain``. Conversations have one turn in 40 % of the cases, else two to five, so that the
+effort message and the tool declarations are paid once for several supervised replies. Early in
+training (``progress`` below ``RAMP``) tools are fewer and smaller and plain copying is frequent:
+copying has to emerge before calls can become right.
+"""
+
+import random
+from collections.abc import Iterator
+
+from moonlet.train.tasks.arithmetic import arithmetic_turn
+from moonlet.train.tasks.frame import frame_turn, repeat_turn, reply_turn
+from moonlet.train.tasks.invented_tools import invented_tool
+from moonlet.train.tasks.lexicon import TRAIN, Lexicon
+from moonlet.train.tasks.sample import Message, Sample, Style, Turn
+from moonlet.train.tasks.tools import Tool, ask_tool, everyday_tool, tool_turn
+
+RAMP = 0.3
+# (thinking, thinking_effort, style of the traces, weight)
+EFFORTS: tuple[tuple[bool, str | None, Style, float], ...] = (
+    (True, "max", "max", 45),
+    (True, "high", "high", 20),
+    (True, "low", "low", 20),
+    (False, None, "instruct", 10),
+    (True, None, "max", 5),
+)
+TOOL_SHARE = 0.45
+SYSTEM_SHARE = 0.18
+# calls per conversation are few: a tool turn is about three times as long as another turn
+_PLAIN_TURNS = ((1, 2, 3, 4, 5), (40, 15, 15, 15, 15))
+_TOOL_TURNS = ((1, 2, 3), (58, 32, 10))
+
+
+def make_sample(seed: int, index: int, progress: float = 1.0) -> Sample:
+    """Make training conversation ``index``.
+
+    Args:
+        seed: Seed of the run.
+        index: Number of the sample, from 0.
+        progress: Share of the training that is done, in [0, 1]; sets the difficulty.
+
+    Returns:
+        A conversation of the training side of the split.
+    """
+    rng = random.Random(f"{seed}:{index}")
+    difficulty = min(1.0, max(0.0, progress) / RAMP)
+    thinking, effort, style = draw_effort(rng)
+    if rng.random() < TOOL_SHARE:
+        tools, turns = _tool_conversation(rng, TRAIN, style, difficulty)
+        task = "tools"
+    else:
+        tools, turns = None, _plain_conversation(rng, TRAIN, style, difficulty)
+        task = turns[0].task
+    messages = _system(rng, TRAIN)
+    for turn in turns:
+        messages += turn.messages
+    return Sample(
+        messages=messages, tools=[t.declaration() for t in tools] if tools else None,
+        thinking=thinking, thinking_effort=effort, task=task, turns=tuple(turns),
+    )  # fmt: skip
+
+
+def samples(seed: int, start: int = 0, progress: float = 1.0) -> Iterator[Sample]:
+    """Yield samples from index ``start`` on, at a fixed progress."""
+    while True:
+        yield make_sample(seed, start, progress)
+        start += 1
+
+
+def draw_effort(rng: random.Random) -> tuple[bool, str | None, Style]:
+    """Draw (thinking, thinking_effort, style) by the shares of ``EFFORTS``."""
+    thinking, effort, style, _ = rng.choices(EFFORTS, weights=[e[3] for e in EFFORTS])[0]
+    return thinking, effort, style
+
+
+def draw_tools(rng: random.Random, lexicon: Lexicon, difficulty: float) -> list[Tool]:
+    """Draw one to three tools with different names; some share a noun to be confusable."""
+    count = rng.choices(
+        (1, 2, 3), weights=(6 - 2.8 * difficulty, 1 + difficulty, 0.1 + difficulty)
+    )[0]
+    shared = lexicon.noun(rng) if rng.random() < 0.3 else None
+    tools: list[Tool] = []
+    while len(tools) < count:
+        if rng.random() < 0.35:
+            tool = everyday_tool(rng, lexicon)
+        else:
+            tool = invented_tool(rng, lexicon, difficulty, shared)
+        if not any(_conflict(tool, other) for other in tools):
+            tools.append(tool)
+    rng.shuffle(tools)
+    return tools
+
+
+def _conflict(one: Tool, other: Tool) -> bool:
+    """Return whether two tools could answer the same request."""
+    if one.is_calculator and other.is_calculator:
+        return True
+    return (
+        one.name == other.name or one.topic == other.topic or bool(set(one.asks) & set(other.asks))
+    )
+
+
+def _system(rng: random.Random, lexicon: Lexicon) -> list[Message]:
+    if rng.random() >= SYSTEM_SHARE:
+        return []
+    text = lexicon.fill(rng, lexicon.pick(rng, "SYSTEM_PROMPTS"))
+    return [{"role": "system", "content": text}]
+
+
+def _plain_conversation(
+    rng: random.Random, lexicon: Lexicon, style: Style, difficulty: float
+) -> list[Turn]:
+    count = rng.choices(*_PLAIN_TURNS)[0]
+    copy_share = 0.30 - 0.26 * difficulty
+    turns = []
+    for _ in range(count):
+        if rng.random() < copy_share:
+            turns.append(repeat_turn(rng, lexicon, style, difficulty))
+        elif rng.random() < 0.66:
+            turns.append(arithmetic_turn(rng, lexicon, style))
+        else:
+            turns.append(frame_turn(rng, lexicon, style))
+    return turns
+
+
+def _tool_conversation(
+    rng: random.Random, lexicon: Lexicon, style: Style, difficulty: float
+) -> tuple[list[Tool], list[Turn]]:
+    tools = draw_tools(rng, lexicon, difficulty)
+    turns: list[Turn] = []
+    calls = 0
+    for _ in range(rng.choices(*_TOOL_TURNS)[0]):
+        turn = _turn_with_tools(rng, lexicon, style, difficulty, tools, calls)
+        calls += len(turn.expect.calls)
+        turns.append(turn)
+    return tools, turns
+
+
+def _turn_with_tools(
+    rng: random.Random,
+    lexicon: Lexicon,
+    style: Style,
+    difficulty: float,
+    tools: list[Tool],
+    calls: int,
+) -> Turn:
+    draw = rng.random()
+    if draw < 0.80:
+        asks = [ask_tool(rng, lexicon, rng.choice(tools))]
+        if rng.random() < 0.04 * difficulty:
+            asks.append(ask_tool(rng, lexicon, rng.choice(tools)))
+        return tool_turn(asks, style, calls)
+    if draw < 0.88 and not any(tool.is_calculator for tool in tools):
+        return arithmetic_turn(rng, lexicon, style)
+    if draw < 0.92:
+        stranger = invented_tool(rng, lexicon, difficulty)
+        return reply_turn(ask_tool(rng, lexicon, stranger).text, "decline", style)
+    return frame_turn(rng, lexicon, style, with_tools=True)

@@ -1,0 +1,97 @@
+"""Everyday tools of the evaluation: names and descriptions that training never sees."""
+
+from moonlet.train.tasks.tool_notation import ToolSpec, param
+
+SPECS: tuple[ToolSpec, ...] = (
+    ToolSpec(
+        names=("weather_forecast", "check_forecast", "read_weather_station", "city_weather_now"),
+        describes=("Look up the weather of a town.", "Weather report by city",
+            "Reads the weather for one city."),
+        params=(param("city location", "city", "Which city"),),
+        asks=(
+            "?what's the weather in {0}?", "?weather for {0}?", "give me the weather in {0}",
+            "?how's the weather in {0} today?", "?what is the weather like in {0}",
+        ),
+        results=("temperature=deg condition=condition", "~{condition}, {deg} degrees", "temp=deg",
+            "city=$0 temp=deg"),
+    ),
+    ToolSpec(
+        names=("local_clock", "what_time", "time_lookup", "city_clock"),
+        describes=("Gives the time of a city.", "Time lookup by city name",
+            "Tell the local time in a city"),
+        params=(param("city place", "city", "City to look up"),),
+        asks=("?what time is it in {0}?", "?what's the time in {0} now?", "give me the time in {0}",
+            "?current time in {0}"),
+        results=("time=time", "~{time}", "local_time=time city=$0"),
+    ),
+    ToolSpec(
+        names=("find_hotel", "hotel_search", "search_hotels"),
+        describes=("Find a hotel for some nights.", "Hotel search by city"),
+        params=(param("city place", "city", "City of the hotel"), param("nights days", "int",
+            "Number of nights")),
+        asks=("find a hotel in {0} for {1} nights", "?I need a hotel in {0} for {1} nights",
+            "search a hotel in {0}, {1} nights"),
+        results=("hotel=word price=number", "~{word} at {number} euros", "count=int"),
+    ),
+    ToolSpec(
+        names=("parcel_tracker", "locate_parcel", "track_shipment"),
+        describes=("Track a parcel by its code.", "Where a shipment is"),
+        params=(param("code tracking_code", "code", "Tracking code"),),
+        asks=("track the parcel {0}", "?where is my parcel {0}?", "track parcel {0}",
+            "locate the parcel with code {0}"),
+        results=("status=word", "city=city", "~The parcel is in {city}.", "delivered=bool"),
+    ),
+    ToolSpec(
+        names=("lock_door", "door_lock", "set_door_lock"),
+        describes=("Lock or unlock a door.", "Sets the lock of a door."),
+        params=(param("door name", "room", "Which door"), param("locked lock", "bool",
+            "Whether it is locked")),
+        asks=("set the door {0} locked {1}", "set the lock of the {0} door, locked: {1}",
+            "change the {0} door, locked={1}"),
+        results=("door=$0 locked=$1", "status=ok", "~Door updated"),
+    ),
+    ToolSpec(
+        names=("order_pizza", "pizza_order", "request_pizza"),
+        describes=("Order pizza.", "Places a pizza order with a count."),
+        params=(param("count quantity", "int", "How many"), param("size format", "size",
+            "Pizza size")),
+        asks=("order {0} {1} pizzas", "?can I get {0} {1} pizzas?",
+            "order pizza: count {0}, size {1}"),
+        results=("order_id=big", "~Arrives at {time}", "price=number"),
+    ),
+    ToolSpec(
+        names=("start_countdown", "countdown", "begin_countdown"),
+        describes=("Start a countdown of minutes.", "Counts down minutes"),
+        params=(param("minutes duration", "int", "Length in minutes"),),
+        asks=("start a countdown of {0} minutes", "count down {0} minutes",
+            "?countdown for {0} minutes"),
+        results=("status=running", "ends_at=time", "~Countdown of $0 minutes runs"),
+    ),
+    ToolSpec(
+        names=("share_quote", "quote_for", "market_price"),
+        describes=("Get the market price of a share.", "Quote of one share"),
+        params=(param("symbol share", "ticker", "Symbol of the share"),),
+        asks=("?what is the price of {0}?", "get the market price of {0}",
+            "?price of the share {0}?"),
+        results=("price=number", "~{number}", "symbol=$0 price=number"),
+    ),
+    ToolSpec(
+        names=("swap_currency", "money_changer", "fx_convert"),
+        describes=("Converts money into another currency.", "Foreign exchange of an amount"),
+        params=(
+            param("amount value", "number", "How much"), param("from source", "currency",
+                "Currency given"),
+            param("to target", "currency", "Currency wanted"),
+        ),
+        asks=("convert {0} {1} to {2}", "?how much is {0} {1} in {2}?", "change {0} {1} into {2}"),
+        results=("result=number", "~{number} $2", "amount=number"),
+    ),
+    ToolSpec(
+        names=("text_friend", "post_message", "deliver_message"),
+        describes=("Deliver a message to somebody.", "Posts a message"),
+        params=(param("to recipient", "person", "Receiver"), param("text message", "text",
+            "What to say")),
+        asks=("send a message to {0} saying {1}", "message {0}: {1}", "send {0} the text {1}"),
+        results=("status=delivered", "id=big", "~Delivered to $0"),
+    ),
+)  # fmt: skip

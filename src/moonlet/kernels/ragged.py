@@ -39,7 +39,7 @@ class Ragged:
         Raises:
             ShapeError: No sequence, or a sequence without rows.
         """
-        lens = tuple(int(n) for n in seq_lens)
+        lens = tuple(seq_lens)
         if not lens or min(lens) < 1:
             raise ShapeError(f"seq_lens is {lens}; every sequence needs at least one row")
         return Ragged(seq_lens=lens, device=torch.device(device))

@@ -62,7 +62,9 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
         ("torch", "kda.chunkwise:kda_chunk"), ("reference", "kda.reference:kda_chunk")
     ),
     "kda_step": _op(("reference", "kda.reference:kda_step")),
-    "mla_prefill": _op(("reference", "mla.reference:mla_prefill")),
+    "mla_prefill": _op(
+        ("reference", "mla.reference:mla_prefill"), ("blockwise", "mla.blockwise:mla_prefill")
+    ),
     "mla_decode": _op(("reference", "mla.reference:mla_decode")),
     "attn_res_mix": _op(("reference", "attn_res.reference:attn_res_mix")),
     "attn_res_fold": _op(("reference", "attn_res.reference:attn_res_fold")),

@@ -82,7 +82,7 @@ class KDA(nn.Module):
         heads = (self.num_heads, self.head_dim)
         recurrent, carry = state.load(meta)
         raw_TC = torch.cat([self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)], dim=-1)
-        taps = [self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]
+        taps: list[Tensor] = [self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]
         emit_at = meta.tentative_rows_E
         conv = self._kernels.short_conv(raw_TC, torch.cat(taps)[:, 0], carry, meta.ragged, emit_at)
         q, k, v = (part.unflatten(-1, heads) for part in conv.y_TC.chunk(3, dim=-1))

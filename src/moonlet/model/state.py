@@ -74,8 +74,8 @@ class BatchMeta:
         """
         ragged = Ragged.build(seq_lens, device)
         count = ragged.num_seqs
-        slot_list = list(range(count)) if slots is None else [int(s) for s in slots]
-        starts = [0] * count if start_positions is None else [int(p) for p in start_positions]
+        slot_list = list(range(count)) if slots is None else list(slots)
+        starts = [0] * count if start_positions is None else list(start_positions)
         windows = (False,) * count if tentative is None else tuple(tentative)
         if is_decode is None:
             pairs = zip(ragged.seq_lens, starts, strict=False)

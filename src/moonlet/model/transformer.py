@@ -8,6 +8,8 @@ Letters: T packed rows, D hidden, Q rows whose logits are wanted, W vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -91,11 +93,16 @@ class Transformer(nn.Module):
         """Where the parameters live."""
         return self.embed_tokens.weight.device
 
+    def _decoder_layers(self) -> Iterator[DecoderLayer]:
+        for layer in self.layers:
+            if isinstance(layer, DecoderLayer):
+                yield layer
+
     def _mixes(self) -> tuple[list[MixWeights], list[int]]:
         """All mixes in network order, and after which of them a block closes."""
         mixes: list[MixWeights] = []
         boundaries: list[int] = []
-        for layer in self.layers:
+        for layer in self._decoder_layers():
             if layer.starts_block:
                 boundaries.append(len(mixes) + 1)
             mixes.extend(layer.mixes())
@@ -118,7 +125,7 @@ class Transformer(nn.Module):
         stream = open_stream(
             self.embed_tokens(tokens_T), mixes, boundaries, self.kernels, self.attn_res_form
         )
-        for layer in self.layers:
+        for layer in self._decoder_layers():
             layer(stream, meta, state)
         return stream.read()
 

@@ -56,7 +56,9 @@ def short_conv(
     carried = carry_SCW.transpose(1, 2).flatten(0, 1).to(x_TC.dtype)
     extended = extended.index_copy(0, head_index, carried)
     extended = extended.index_copy(0, oldest_T + width, x_TC)
-    y_TC = sum(weight_CJ[:, j].float() * extended[oldest_T + j].float() for j in range(width + 1))
+    y_TC = torch.zeros(x_TC.shape, dtype=torch.float32, device=x_TC.device)
+    for j in range(width + 1):
+        y_TC = y_TC + weight_CJ[:, j].float() * extended[oldest_T + j].float()
     tail_index = heads_S[:, None] + ragged.lens_S[:, None] + taps_W
     new_carry = extended[tail_index].transpose(1, 2).to(carry_SCW.dtype)
     emitted = None

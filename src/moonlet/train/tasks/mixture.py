@@ -1,10 +1,14 @@
 """The training mixture: sample i is a pure function of (seed, i, progress).
 
-Shares are per conversation; the token shares that follow from them are measured in
-``docs/explain``. Conversations have one turn in 40 % of the cases, else two to five, so that the
-effort message and the tool declarations are paid once for several supervised replies. Early in
-training (``progress`` below ``RAMP``) tools are fewer and smaller and plain copying is frequent:
-copying has to emerge before calls can become right.
+Conversations have one turn in about half of the cases, else two to five, so that the effort message
+and the tool declarations are paid once for several supervised replies. Early in training
+(``progress`` below ``RAMP``) tools are fewer and smaller and plain copying is frequent: copying has
+to emerge before calls can become right.
+
+Measured over 2,000 conversations at progress 1 with the tokenizer of ``tokenizer_corpus``: 58 % of
+all tokens are in conversations with tools, 27 % in such that begin with a sum, 13 % with the frame;
+41 % of all tokens are supervised. A sum of one turn has 153 tokens, a tool conversation of one turn
+377 (470 over all turn counts).
 """
 
 import random

@@ -1,9 +1,10 @@
 """The compact notation of an everyday tool.
 
 A request (``asks``): ``{0}`` is the value of parameter 0; ``<1=true>`` sets parameter 1 without
-showing it; a leading ``?`` marks a question, anything else is an order. A result: ``key=kind``
-pairs for a JSON object, or a text after ``~`` with ``{kind}`` slots; ``$0`` is the value of parameter 0.
-Kinds are those of ``values.make_value``.
+showing it; a leading ``?`` marks a question, anything else is an order.
+
+A result: ``key=kind`` pairs for a JSON object, or a text after ``~`` with ``{kind}`` slots; ``$0``
+is the value of parameter 0. Kinds are those of ``values.make_value``.
 """
 
 from dataclasses import dataclass

@@ -42,7 +42,7 @@ SPECS: tuple[ToolSpec, ...] = (
         results=("status=word", "city=city", "~The parcel is in {city}.", "delivered=bool"),
     ),
     ToolSpec(
-        names=("lock_door", "door_lock", "set_door_lock"),
+        names=("lock_door", "front_door_lock", "set_door_lock"),
         describes=("Lock or unlock a door.", "Sets the lock of a door."),
         params=(param("door name", "room", "Which door"), param("locked lock", "bool",
             "Whether it is locked")),

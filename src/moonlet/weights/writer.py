@@ -94,8 +94,8 @@ def save_model(
     raw = published_object(config) if isinstance(config, ModelConfig) else dict(config)
     parsed = parse_config(raw)
     files = _extra_files(raw, tokenizer_files or {}, generation_config)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())) and not overwrite:
-        raise ConfigError(f"{target} exists and is not empty; choose another folder or overwrite")
+    if not overwrite:
+        _require_free(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     # a folder inside the private one of mkdtemp: it becomes as readable as any other new folder
     holder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
@@ -113,6 +113,11 @@ def save_model(
     finally:
         shutil.rmtree(holder, ignore_errors=True)
     return SavedCheckpoint(target, saved.num_tensors, saved.total_size)
+
+
+def _require_free(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} exists and is not empty; choose another folder or overwrite")
 
 
 def _move_into_place(staged: Path, target: Path, replaced: Path) -> None:

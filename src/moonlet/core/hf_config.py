@@ -88,7 +88,7 @@ def parse_config(raw: Mapping[str, Any]) -> CheckpointConfig:
     else:
         text_raw = raw
     fields = _canonical(text_raw, "text_config." if wrapped else "")
-    quantization = text_raw.get("quantization_config") or raw.get("quantization_config")
+    quantization = _quantization(raw, text_raw)
     eos = raw.get("eos_token_id", text_raw.get("eos_token_id"))
     eos_ids = tuple(eos) if isinstance(eos, list) else (() if eos is None else (int(eos),))
     vision = raw.get("vision_config") if wrapped else None
@@ -96,11 +96,19 @@ def parse_config(raw: Mapping[str, Any]) -> CheckpointConfig:
         text=_text_config(fields),
         model_type=str(raw.get("model_type", "kimi_k3" if wrapped else "kimi_linear")),
         vision=vision,
-        quantization=parse_quantization(quantization) if quantization else None,
+        quantization=None if quantization is None else parse_quantization(quantization),
         eos_token_ids=eos_ids,
         media_placeholder_token_id=raw.get("media_placeholder_token_id"),
         raw=raw,
     )
+
+
+def _quantization(raw: Mapping[str, Any], text_raw: Mapping[str, Any]) -> Any:
+    """The one quantization object; the wrapper may repeat what the text config says."""
+    outer, inner = raw.get("quantization_config"), text_raw.get("quantization_config")
+    if outer is not None and inner is not None and outer != inner:
+        raise ConfigError("quantization_config differs between the wrapper and text_config")
+    return outer if inner is None else inner
 
 
 def _refuse_unknown(raw: Mapping[str, Any], known: frozenset[str], prefix: str) -> None:
@@ -218,6 +226,8 @@ def _refuse_other_architectures(fields: Mapping[str, Any], heads: int) -> None:
         raise ConfigError(f"num_key_value_heads is {kv_heads}; it must equal {heads}")
     if _flag(fields, "tie_word_embeddings", False):
         raise ConfigError("tie_word_embeddings is true; K3 and Kimi-Linear keep both tables")
+    if _flag(fields, "attention_bias", False):
+        raise ConfigError("attention_bias is true; no projection of this family has a bias")
     if _integer(fields, "num_nextn_predict_layers", 0):
         raise ConfigError("num_nextn_predict_layers is not 0; MTP layers are not supported")
 

@@ -18,6 +18,7 @@ TEXT_KEYS = frozenset(
     {
         "activation_situ_beta",
         "activation_situ_linear_beta",
+        "attention_bias",
         "attn_res_block_size",
         "bos_token_id",
         "eos_token_id",
@@ -89,7 +90,6 @@ IRRELEVANT = frozenset(
         "_name_or_path",
         "add_cross_attention",
         "architectures",
-        "attention_bias",
         "attention_dropout",
         "auto_map",
         "bad_words_ids",

@@ -90,8 +90,8 @@ def distribution(logits_MW: Tensor, params: SequenceOf[SamplingParams]) -> Tenso
 
 def _filtered(logits_MW: Tensor, rows: _RowParams) -> Tensor:
     # the largest logit is taken off first, so that a tiny temperature cannot overflow
-    scaled_MW = (logits_MW - logits_MW.amax(dim=1, keepdim=True)).double() / rows.temperature_M1
-    probabilities_MW = torch.softmax(scaled_MW, dim=1)
+    shifted_MW = logits_MW.double() - logits_MW.amax(dim=1, keepdim=True)
+    probabilities_MW = torch.softmax(shifted_MW / rows.temperature_M1, dim=1)
     if rows.min_p_M1 is not None:
         floor_M1 = rows.min_p_M1 * probabilities_MW.amax(dim=1, keepdim=True)
         probabilities_MW = probabilities_MW.masked_fill(probabilities_MW < floor_M1, 0.0)

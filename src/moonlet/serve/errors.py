@@ -7,6 +7,7 @@ exception is a 500 that tells the client nothing but its request id, with the tr
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any, Literal
 
 import orjson
@@ -33,6 +34,10 @@ logger = logging.getLogger(__name__)
 
 _STATUS_TYPES = {404: "resource_not_found_error", 413: "request_too_large"}
 _MAX_SHOWN = 80
+_EXPECTATION = "Input should be "
+_OBJECT = re.compile(r"a valid dictionary or instance of \w+")
+# what pydantic calls the branches of a union inside a location
+_BRANCHES = frozenset({"str", "int", "float", "bool", "NamedToolChoice"})
 
 
 class Overloaded(RequestError):
@@ -79,11 +84,25 @@ def engine_failure(
 
 
 def from_validation(error: ValidationError) -> RequestError:
-    """Turn the first complaint of a body model into a request error with its field path."""
-    first = error.errors(include_url=False)[0]
-    path = field_path(first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    seen = "" if first["type"] == "missing" else f"; seen {_shown(first['input'])}"
+    """Turn the first complaint of a body model into a request error with its field path.
+
+    A field that may have several types has one complaint per type. The one that got furthest into
+    the value is what the client meant; complaints at the same place are joined.
+    """
+    details = error.errors(include_url=False, include_context=False)
+    root = field_path(details[0]["loc"])
+    same_field = [detail for detail in details if field_path(detail["loc"]).startswith(root)]
+    chosen = max(same_field, key=lambda detail: len(detail["loc"]))
+    path = field_path(chosen["loc"])
+    messages = [
+        _OBJECT.sub("an object", detail["msg"].removeprefix(_EXPECTATION))
+        for detail in same_field
+        if field_path(detail["loc"]) == path
+    ]
+    message = " or ".join(dict.fromkeys(messages))
+    if chosen["msg"].startswith(_EXPECTATION):
+        message = f"should be {message}"
+    seen = "" if chosen["type"] == "missing" else f"; seen {_shown(chosen['input'])}"
     return RequestError(f"{path or 'body'}: {message}{seen}", param=path or None)
 
 
@@ -93,7 +112,7 @@ def field_path(loc: tuple[int | str, ...]) -> str:
     for part in loc:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier():
+        elif part.isidentifier() and part not in _BRANCHES:
             path += f".{part}" if path else part
     return path
 

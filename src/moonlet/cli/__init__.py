@@ -1,0 +1,1 @@
+"""The ``moonlet`` command: one thin file per subcommand, imported when it is used."""

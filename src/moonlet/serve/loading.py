@@ -1,0 +1,103 @@
+"""From a checkpoint directory to a running engine with its tokenizer and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from moonlet.chat.tokenizer import Tokenizer
+from moonlet.core.errors import CheckpointError
+from moonlet.core.hf_config import CheckpointConfig
+from moonlet.engine.engine import Engine
+from moonlet.serve.settings import GenerationDefaults, read_generation_defaults
+from moonlet.weights.checkpoint import load_model
+
+__all__ = ["EngineOptions", "LoadedEngine", "load_engine"]
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How much the engine may hold.
+
+    Attributes:
+        max_model_len: Prompt and output of one request; the checkpoint's limit when None.
+        max_num_seqs: Requests computed at the same time.
+        max_num_batched_tokens: Tokens per forward pass; the engine's default when None.
+        dtype: Of weights, activations and latent rows.
+    """
+
+    max_model_len: int | None = None
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int | None = None
+    dtype: Dtype = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEngine:
+    """A running engine and what came with its checkpoint.
+
+    Attributes:
+        engine: The caller closes it.
+        tokenizer: The checkpoint's vocabulary.
+        defaults: Its generation_config.json.
+        config: Its config.json.
+        num_parameters: Of the model, buffers not counted.
+    """
+
+    engine: Engine
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    config: CheckpointConfig
+    num_parameters: int
+
+
+def load_engine(
+    directory: Path,
+    options: EngineOptions,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> LoadedEngine:
+    """Load a checkpoint and start its engine; the caller closes the engine.
+
+    Generation stops at every id that any of the checkpoint's files calls an end: config.json,
+    generation_config.json and the tokenizer do not always agree.
+
+    Args:
+        directory: Published layout.
+        options: Limits of the engine.
+        on_progress: Called with ``(bytes done, bytes in total)``.
+
+    Raises:
+        CheckpointError: Files are missing, corrupt or do not fit each other.
+        ConfigError: An option does not fit the checkpoint.
+    """
+    # small files first: they fail fast
+    tokenizer = Tokenizer.from_dir(directory)
+    defaults = read_generation_defaults(directory)
+    loaded = load_model(directory, dtype=getattr(torch, options.dtype), on_progress=on_progress)
+    vocab_size = loaded.config.text.vocab_size
+    if tokenizer.vocab_size > vocab_size:
+        raise CheckpointError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
+            f"{vocab_size}; they do not belong together"
+        )
+    stop_ids = {*loaded.config.eos_token_ids, *defaults.eos_token_ids, *tokenizer.stop_ids}
+    engine = Engine(
+        loaded.model,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=options.max_model_len,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        stop_ids=stop_ids,
+    )
+    return LoadedEngine(
+        engine=engine,
+        tokenizer=tokenizer,
+        defaults=defaults,
+        config=loaded.config,
+        num_parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
+    )

@@ -14,7 +14,9 @@ OPEN_LISTS = (
     "LANGUAGES", "CURRENCIES", "CONDITIONS", "DEVICES", "ROOMS", "TICKERS", "TASKS", "QUERIES",
 )  # fmt: skip
 # argument values of closed classes: everybody says them
-CLOSED = re.compile(r"[\d:.@-]+|today|tomorrow|\w+day|small|medium|large")
+CLOSED = re.compile(
+    r"[\d:.@-]+|\d+ ?[ap]m|today|tomorrow|\w+day|next Friday|May 4|small|medium|large"
+)
 
 
 def _pair(turn):

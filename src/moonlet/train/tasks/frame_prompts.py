@@ -116,6 +116,7 @@ DECLINE = (
 )  # fmt: skip
 # these could be meant for a declared tool, so they are declined only where none is declared
 DECLINE_TOOL_LIKE = (
+    "-{m} + {k}", "what is -{m} - {k}?", "{m} + -{k}", "what is {m}.5 - {k}?",
     "What is the capital of {country}?", "what's the capital of {c}", "Translate {q} to {lang}.",
     "translate this into {lang}: {q}", "What is the weather in {c}?", "What time is it in {c}?",
     "what day is it", "What time is it?", "Book a {n} in {c}.", "Send a message to {p}.",

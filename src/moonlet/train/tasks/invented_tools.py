@@ -67,6 +67,7 @@ _NEUTRAL_KINDS = {
         "query",
         "level",
         "email",
+        "digits",
     ),
     "integer": ("int", "int", "big"),
     "number": ("number", "number", "int"),
@@ -150,7 +151,7 @@ def _draw_params(
     if has_subject:
         key = noun.replace(" ", "_")
         name = rng.choice((key, f"{key}_name", "name", "id", key))
-        kind = rng.choice(("word", "word", "code", "pair", "person", "city", "big"))
+        kind = rng.choice(("word", "word", "code", "pair", "person", "city", "big", "digits"))
         describe = rng.choice(("", f"The {noun}", f"Name of the {noun}", f"Which {noun}"))
         params.append((Param(name=name, kind=kind, description=describe), ()))
         taken.add(name)

@@ -43,6 +43,8 @@ _VALUE_FRAMES = (
     "Ok, now {x}", "and {x}?", "And what is {x}?", "calc {x}", "Can you do {x}?",
     "can you solve {x}",
     "Question: what is {x}?", "Help me with {x}", "{x}, please.", "How many is {x}?",
+    "{x}? Just the number.", "What is {x}? Think step by step.", "What is {x}? Show your work.",
+    "what's {x}? answer with a number", "I have a question: {x}?", "{x} ... what is it?",
 )  # fmt: skip
 _ORDER_FRAMES = (
     "{x}", "{x}.", "{x}", "please {x}", "Please {x}.", "Please {x}", "Can you {x}?", "can you {x}",

@@ -51,7 +51,7 @@ SPECS: tuple[ToolSpec, ...] = (
         results=("door=$0 locked=$1", "status=ok", "~Door updated"),
     ),
     ToolSpec(
-        names=("order_pizza", "pizza_order", "request_pizza"),
+        names=("pizza_delivery", "pizza_order", "request_pizza"),
         describes=("Order pizza.", "Places a pizza order with a count."),
         params=(param("count quantity", "int", "How many"), param("size format", "size",
             "Pizza size")),

@@ -23,10 +23,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from moonlet.train.tasks import tool_specs, tool_specs_heldout
 from moonlet.train.tasks.lexicon import Lexicon
 from moonlet.train.tasks.sample import Expect, ExpectedCall, Message, Style, Turn, assistant
 from moonlet.train.tasks.tool_notation import ToolSpec
+from moonlet.train.tasks.tool_specs import LOOKUPS
+from moonlet.train.tasks.tool_specs_actions import ACTIONS
+from moonlet.train.tasks.tool_specs_heldout import SPECS as HELDOUT_SPECS
 from moonlet.train.tasks.values import Value, json_type, make_value
 
 _ORDER_FRAMES = (
@@ -131,11 +133,12 @@ def from_spec(rng: random.Random, spec: ToolSpec) -> Tool:
 
 def everyday_tool(rng: random.Random, lexicon: Lexicon) -> Tool:
     """Draw a tool from the specifications of this side of the split."""
-    specs = tool_specs_heldout.SPECS if lexicon.heldout else tool_specs.SPECS
-    # the first specifications are the ones that people try first
-    if not lexicon.heldout and rng.random() < 0.25:
-        return from_spec(rng, rng.choice(specs[:6]))
-    return from_spec(rng, rng.choice(specs))
+    if lexicon.heldout:
+        return from_spec(rng, rng.choice(HELDOUT_SPECS))
+    # the first lookups are the ones that people try first
+    if rng.random() < 0.25:
+        return from_spec(rng, rng.choice(LOOKUPS[:6]))
+    return from_spec(rng, rng.choice(LOOKUPS + ACTIONS))
 
 
 def ask_tool(rng: random.Random, lexicon: Lexicon, tool: Tool) -> Ask:

@@ -124,6 +124,10 @@ def make_string(rng: random.Random, lexicon: Lexicon, difficulty: float) -> str:
     return lexicon.fill(rng, lexicon.pick(rng, rng.choice(("TASKS", "QUERIES"))))
 
 
+def _sometimes_lower(rng: random.Random, text: str) -> str:
+    return text.lower() if rng.random() < 0.08 else text
+
+
 def _listed(name: str) -> Any:
     return lambda rng, lexicon: lexicon.pick(rng, name)
 
@@ -139,8 +143,14 @@ def _code(rng: random.Random, lexicon: Lexicon) -> str:
 
 def _date(rng: random.Random, _lexicon: Lexicon) -> str:
     if rng.random() < 0.2:
-        return rng.choice(("today", "tomorrow", "Monday", "Tuesday", "Friday", "Sunday"))
+        return rng.choice(("today", "tomorrow", "Monday", "Tuesday", "next Friday", "May 4"))
     return f"20{rng.randint(20, 29)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
+
+
+def _time(rng: random.Random) -> str:
+    if rng.random() < 0.2:
+        return f"{rng.randint(1, 12)}{rng.choice((' ', ''))}{rng.choice(('am', 'pm'))}"
+    return f"{rng.randint(0, 23):02}:{rng.choice((0, 15, 30, 45, 20)):02}"
 
 
 def _person(rng: random.Random, lexicon: Lexicon) -> str:
@@ -158,12 +168,13 @@ def _word(rng: random.Random, lexicon: Lexicon) -> str:
 
 
 _STRINGS: dict[str, Any] = {
-    "city": lambda rng, lx: lx.city(rng),
+    "city": lambda rng, lx: _sometimes_lower(rng, lx.city(rng)),
     "city_country": lambda rng, lx: f"{lx.city(rng)}, {lx.pick(rng, 'COUNTRIES')}",
     "country": _listed("COUNTRIES"),
     "person": _person,
     "date": _date,
-    "time": lambda rng, lx: f"{rng.randint(0, 23):02}:{rng.choice((0, 15, 30, 45, 20)):02}",
+    "time": lambda rng, lx: _time(rng),
+    "digits": lambda rng, lx: str(rng.randint(10, rng.choice((999, 99999)))),
     "text": lambda rng, lx: lx.fill(rng, lx.pick(rng, "TASKS")),
     "query": lambda rng, lx: lx.fill(rng, lx.pick(rng, "QUERIES")),
     "color": _listed("COLORS"),

@@ -39,17 +39,17 @@ SURNAMES = _split(
 )
 NOUNS = _split(
     """order ticket invoice product customer account user file folder photo song album movie book
-    article recipe restaurant hotel flight train bus car bike room table chair lamp door window
+    article recipe restaurant flight train bus car bike room table chair lamp window
     tree flower plant animal dog cat horse bird fish river lake mountain island bridge tower
     castle museum library school student teacher course lesson exam game player team match score
     race ring coin bottle glass cup plate knife fork spoon bread cheese apple pear banana orange
-    lemon onion potato tomato carrot soup pizza cake coffee tea juice milk meal menu shop store
+    lemon onion potato tomato carrot soup cake coffee tea juice milk meal menu shop store
     market bank loan card payment salary budget price tax house flat office desk printer phone
     laptop tablet camera screen battery cable router server database table_row record report
     document letter message email note task project meeting event calendar alarm timer clock
     watch sensor motor pump valve engine truck ship boat plane rocket satellite planet star
     moon galaxy comet crystal metal stone brick tile wall roof floor kitchen bathroom garage
-    shirt shoe jacket coat hat glove sock dress bag box package parcel stamp address street
+    shirt shoe jacket coat hat glove sock dress bag box package stamp address street
     city country region state village farm field forest desert storm cloud doctor nurse patient
     hospital clinic pill vaccine bill contract policy claim lawyer court judge police member club
     band singer concert festival stage actor painter poem novel chapter page word letterhead

@@ -20,15 +20,16 @@ from torch import Tensor
 from moonlet.core import env
 from moonlet.core.errors import BackendError, BackendUnavailable, ShapeError
 
-__all__ = ["availability", "isa_level", "isa_levels", "mxfp4_dequantize"]
+__all__ = ["availability", "isa_level", "isa_levels", "library", "mxfp4_dequantize"]
 
 logger = logging.getLogger(__name__)
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 GROUP_SIZE = 32
 
 _I32 = ctypes.c_int32
 _I64 = ctypes.c_int64
+_F32 = ctypes.c_float
 _POINTER = ctypes.c_void_p
 _DEQUANTIZE = (_POINTER, _POINTER, _POINTER, _I64, _I64, _I64, _I64, _I64, _I32, _I32)
 
@@ -37,6 +38,18 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "moonlet_isa_level": (),
     "moonlet_mxfp4_dequantize_f32": _DEQUANTIZE,
     "moonlet_mxfp4_dequantize_bf16": _DEQUANTIZE,
+    "moonlet_situ_forward": (*[_POINTER] * 3, _I64, *[_F32] * 2, _I32),
+    "moonlet_situ_backward": (*[_POINTER] * 5, _I64, *[_F32] * 2, _I32),
+    "moonlet_rms_norm_forward": (*[_POINTER] * 4, *[_I64] * 2, _F32, _I32),
+    "moonlet_rms_norm_backward": (*[_POINTER] * 6, *[_I64] * 2, _I32),
+    "moonlet_gated_norm_forward": (*[_POINTER] * 5, *[_I64] * 2, _F32, _I32),
+    "moonlet_gated_norm_backward": (*[_POINTER] * 8, *[_I64] * 2, _I32),
+    "moonlet_attn_res_forward": (_POINTER, _I64, *[_POINTER] * 4, *[_I64] * 2, _F32, _I32),
+    "moonlet_attn_res_backward": (_POINTER, _I64, *[_POINTER] * 6, *[_I64] * 2, _I32),
+    "moonlet_short_conv_forward": (*[_POINTER] * 5, *[_I64] * 3, _I32),
+    "moonlet_short_conv_backward": (*[_POINTER] * 8, *[_I64] * 3, _I32),
+    "moonlet_kda_forward": (*[_POINTER] * 7, _F32, *[_POINTER] * 5, *[_I64] * 4, _I32),
+    "moonlet_kda_backward": (*[_POINTER] * 7, _F32, *[_POINTER] * 12, *[_I64] * 4, _I32),
 }
 """Argument types of every function in `csrc/moonlet.h`; each returns an int32."""
 
@@ -90,6 +103,18 @@ def availability() -> tuple[bool, str]:
     """Return whether the native library can be called, and the reason in words."""
     library, reason = _load()
     return library is not None, reason
+
+
+def library() -> Any:
+    """Return the loaded library, for the checked wrappers of this package.
+
+    Raises:
+        BackendUnavailable: The library is not available here.
+    """
+    loaded, reason = _load()
+    if loaded is None:
+        raise BackendUnavailable("the native library cannot be called", {"cpu": reason})
+    return loaded
 
 
 def isa_levels() -> tuple[str, ...]:

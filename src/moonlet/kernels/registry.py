@@ -53,28 +53,58 @@ def _op(*backends: tuple[str, str]) -> tuple[Backend, ...]:
     return tuple(Backend(name=name, target=f"moonlet.kernels.{path}") for name, path in backends)
 
 
+def _native_rows(device: torch.device, config: ModelConfig | None) -> str | None:
+    return importlib.import_module("moonlet.kernels._native_training").refusal(device, config)
+
+
+def _native_kda(device: torch.device, config: ModelConfig | None) -> str | None:
+    return importlib.import_module("moonlet.kernels.kda.native").refusal(device, config)
+
+
+def _native(path: str, supports: Supports = _native_rows) -> Backend:
+    """A float32 backend for training: never an ``auto`` choice before the reference."""
+    return Backend(name="native", target=f"moonlet.kernels.{path}", supports=supports)
+
+
 # the order is the order of preference of ``auto``
 OPERATORS: Mapping[str, tuple[Backend, ...]] = {
-    "rms_norm": _op(("reference", "rms_norm.reference:rms_norm")),
-    "gated_rms_norm": _op(("reference", "rms_norm.reference:gated_rms_norm")),
-    "short_conv": _op(("reference", "short_conv.reference:short_conv")),
-    "kda_chunk": _op(
-        ("torch", "kda.chunkwise:kda_chunk"), ("reference", "kda.reference:kda_chunk")
+    "rms_norm": (
+        *_op(("reference", "rms_norm.reference:rms_norm")),
+        _native("rms_norm.native:rms_norm"),
+    ),
+    "gated_rms_norm": (
+        *_op(("reference", "rms_norm.reference:gated_rms_norm")),
+        _native("rms_norm.native:gated_rms_norm"),
+    ),
+    "short_conv": (
+        *_op(("reference", "short_conv.reference:short_conv")),
+        _native("short_conv.native:short_conv"),
+    ),
+    "kda_chunk": (
+        *_op(("torch", "kda.chunkwise:kda_chunk"), ("reference", "kda.reference:kda_chunk")),
+        _native("kda.native:kda_chunk", _native_kda),
     ),
     "kda_step": _op(("reference", "kda.reference:kda_step")),
     "mla_prefill": _op(
         ("reference", "mla.reference:mla_prefill"), ("blockwise", "mla.blockwise:mla_prefill")
     ),
     "mla_decode": _op(("reference", "mla.reference:mla_decode")),
-    "attn_res_mix": _op(("reference", "attn_res.reference:attn_res_mix")),
+    "attn_res_mix": (
+        *_op(("reference", "attn_res.reference:attn_res_mix")),
+        _native("attn_res.native:attn_res_mix"),
+    ),
     "attn_res_fold": _op(("reference", "attn_res.reference:attn_res_fold")),
     "attn_res_join": _op(("reference", "attn_res.reference:attn_res_join")),
     "route_topk": _op(("reference", "route_topk.reference:route_topk")),
     "moe_experts": _op(
         ("torch", "moe_experts.grouped:moe_experts"),
         ("reference", "moe_experts.reference:moe_experts"),
+        ("sorted", "moe_experts.sorted:moe_experts"),
     ),
-    "situ_glu": _op(("reference", "situ.reference:situ_glu")),
+    "situ_glu": (
+        *_op(("reference", "situ.reference:situ_glu")),
+        _native("situ.native:situ_glu"),
+    ),
     "swiglu": _op(("reference", "situ.reference:swiglu")),
 }
 

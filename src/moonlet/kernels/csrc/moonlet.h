@@ -16,7 +16,7 @@ extern "C" {
 #define MOONLET_API __attribute__((visibility("default")))
 
 /* Raised by one with every change of a prototype or of its meaning. */
-#define MOONLET_ABI_VERSION 1
+#define MOONLET_ABI_VERSION 2
 
 /* Status values. */
 #define MOONLET_OK 0
@@ -47,6 +47,88 @@ MOONLET_API int32_t moonlet_mxfp4_dequantize_bf16(const uint8_t* packed, const u
                                                   int64_t num_groups, int64_t packed_row_stride,
                                                   int64_t scale_row_stride, int64_t out_row_stride,
                                                   int32_t isa_level, int32_t num_threads);
+
+/* Training operators. All tensors are contiguous float32; row sizes are multiples of 16; weight
+ * gradients are added to, other outputs overwritten. The work runs on the calling thread.
+ *
+ * SiTU-GLU over `count` elements; linear_beta <= 0 leaves the up branch uncapped. */
+MOONLET_API int32_t moonlet_situ_forward(const float* gate, const float* up, float* out,
+                                         int64_t count, float beta, float linear_beta,
+                                         int32_t isa_level);
+
+MOONLET_API int32_t moonlet_situ_backward(const float* gate, const float* up, const float* dout,
+                                          float* dgate, float* dup, int64_t count, float beta,
+                                          float linear_beta, int32_t isa_level);
+
+/* RMSNorm of num_rows rows; rstd receives one factor per row for the backward. */
+MOONLET_API int32_t moonlet_rms_norm_forward(const float* x, const float* weight, float* out,
+                                             float* rstd, int64_t num_rows, int64_t size, float eps,
+                                             int32_t isa_level);
+
+MOONLET_API int32_t moonlet_rms_norm_backward(const float* x, const float* weight,
+                                              const float* rstd, const float* dout, float* dx,
+                                              float* dweight, int64_t num_rows, int64_t size,
+                                              int32_t isa_level);
+
+/* RMSNorm * weight * sigmoid(gate). */
+MOONLET_API int32_t moonlet_gated_norm_forward(const float* x, const float* weight,
+                                               const float* gate, float* out, float* rstd,
+                                               int64_t num_rows, int64_t size, float eps,
+                                               int32_t isa_level);
+
+MOONLET_API int32_t moonlet_gated_norm_backward(const float* x, const float* weight,
+                                                const float* gate, const float* rstd,
+                                                const float* dout, float* dx, float* dgate,
+                                                float* dweight, int64_t num_rows, int64_t size,
+                                                int32_t isa_level);
+
+/* Softmax over depth of up to 64 sources [num_rows, size]; the pseudo-query is folded into
+ * `weight`. alpha and rstd [num_rows, num_sources] are kept for the backward. */
+MOONLET_API int32_t moonlet_attn_res_forward(const float* const* sources, int64_t num_sources,
+                                             const float* weight, float* out, float* alpha,
+                                             float* rstd, int64_t num_rows, int64_t size, float eps,
+                                             int32_t isa_level);
+
+MOONLET_API int32_t moonlet_attn_res_backward(const float* const* sources, int64_t num_sources,
+                                              const float* weight, const float* alpha,
+                                              const float* rstd, const float* dout,
+                                              float* const* dsources, float* dweight,
+                                              int64_t num_rows, int64_t size, int32_t isa_level);
+
+/* Depthwise causal convolution and SiLU over packed sequences. weight is [taps, channels], carry
+ * [num_seqs, channels, taps - 1], starts [num_seqs + 1] row numbers; scratch holds one gradient of
+ * the longest sequence. */
+MOONLET_API int32_t moonlet_short_conv_forward(const float* x, const float* weight,
+                                               const float* carry, const int64_t* starts,
+                                               float* out, int64_t num_seqs, int64_t channels,
+                                               int64_t taps, int32_t isa_level);
+
+MOONLET_API int32_t moonlet_short_conv_backward(const float* x, const float* weight,
+                                                const float* carry, const int64_t* starts,
+                                                const float* dout, float* dx, float* dweight,
+                                                float* scratch, int64_t num_seqs, int64_t channels,
+                                                int64_t taps, int32_t isa_level);
+
+/* Kimi Delta Attention with the lower-bound gate, 32 rows a chunk. q, k, z are [rows, heads,
+ * key_size], v and out [rows, heads, value_size], beta [rows, heads], states [num_seqs, heads,
+ * key_size, value_size]; head sizes are at most 128. entering, when given, receives the state before
+ * every chunk [chunks, heads, ...] in the order of sequences; the backward needs it. */
+MOONLET_API int32_t moonlet_kda_forward(const float* q, const float* k, const float* v,
+                                        const float* z, const float* beta, const float* a_log,
+                                        const float* dt_bias, float lower_bound, const float* state,
+                                        const int64_t* starts, float* out, float* final_state,
+                                        float* entering, int64_t num_seqs, int64_t num_heads,
+                                        int64_t key_size, int64_t value_size, int32_t isa_level);
+
+MOONLET_API int32_t moonlet_kda_backward(const float* q, const float* k, const float* v,
+                                         const float* z, const float* beta, const float* a_log,
+                                         const float* dt_bias, float lower_bound,
+                                         const int64_t* starts, const float* entering,
+                                         const float* dout, const float* dfinal, float* dq,
+                                         float* dk, float* dv, float* dz, float* dbeta,
+                                         float* da_log, float* ddt_bias, float* dstate,
+                                         int64_t num_seqs, int64_t num_heads, int64_t key_size,
+                                         int64_t value_size, int32_t isa_level);
 
 #ifdef __cplusplus
 }

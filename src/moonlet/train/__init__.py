@@ -1,0 +1,1 @@
+"""Training: data, losses, Per-Head Muon, Quantile Balancing, quantisation-aware training, runs."""

@@ -40,6 +40,11 @@ _REASONS = {
     "tensor_parallel_size": _ONE_PROCESS,
     "pipeline_parallel_size": _ONE_PROCESS,
     "data_parallel_size": _ONE_PROCESS,
+    "data_parallel_size_local": _ONE_PROCESS,
+    "data_parallel_address": _ONE_PROCESS,
+    "data_parallel_rpc_port": _ONE_PROCESS,
+    "data_parallel_hybrid_lb": _ONE_PROCESS,
+    "data_parallel_external_lb": _ONE_PROCESS,
     "data_parallel_backend": _ONE_PROCESS,
     "decode_context_parallel_size": _ONE_PROCESS,
     "dcp_comm_backend": _ONE_PROCESS,
@@ -99,6 +104,11 @@ class VllmFlags:
     tensor_parallel_size: Count = None
     pipeline_parallel_size: Count = None
     data_parallel_size: Count = None
+    data_parallel_size_local: Count = None
+    data_parallel_address: Text = None
+    data_parallel_rpc_port: Count = None
+    data_parallel_hybrid_lb: Switch = None
+    data_parallel_external_lb: Switch = None
     data_parallel_backend: Text = None
     decode_context_parallel_size: Count = None
     dcp_comm_backend: Text = None

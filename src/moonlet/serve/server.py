@@ -15,6 +15,8 @@ from moonlet.serve.service import Service
 
 __all__ = ["Server", "bind", "check_exposure", "is_loopback"]
 
+_BACKLOG = 2048
+
 
 def is_loopback(host: str) -> bool:
     """Whether every address that a host name stands for is a loopback address.
@@ -39,7 +41,9 @@ def check_exposure(host: str, has_key: bool, insecure: bool) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind a socket without listening yet, so that a taken port shows before a long load.
+    """Take the address at once, so that a taken port shows before a long load.
+
+    Clients that connect before the model is loaded wait for it.
 
     Args:
         host: Name or address.
@@ -53,6 +57,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((address, port))
+        bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()
         raise ConfigError(

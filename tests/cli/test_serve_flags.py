@@ -1,0 +1,247 @@
+"""Each flag of ``moonlet serve``: two values, two behaviours; refusals before anything loads."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moonlet.cli.main import run
+from moonlet.engine import Engine, EngineRequest, SamplingParams
+from moonlet.serve.server import Server
+from moonlet.serve.service import Service
+from tests.cli.checkpoints import write_checkpoint
+
+Started = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("models") / "tiny-k3")
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a started command would have served."""
+
+    service: Service
+    address: tuple[str, int]
+    server: Server
+
+    @property
+    def engine(self) -> Engine:
+        return self.service.engine
+
+
+@pytest.fixture
+def started(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
+    """Run the command up to the point where it would answer, and look at what it built."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    num_threads = torch.get_num_threads()
+
+    def start(*flags: str, look: Callable[[Seen], Any]) -> Any:
+        results: list[Any] = []
+
+        def run_until_exit(server: Server, bound: Any) -> bool:
+            results.append(look(Seen(server._service, bound.getsockname(), server)))
+            return False
+
+        monkeypatch.setattr(Server, "run_until_exit", run_until_exit)
+        port = () if "--port" in flags else ("--port", "0")
+        assert run(["serve", str(checkpoint), *port, *flags]) == 0
+        return results[0]
+
+    yield start
+    torch.set_num_threads(num_threads)
+
+
+def _prefill_calls(seen: Seen) -> int:
+    sampling = SamplingParams(max_tokens=1)
+    seen.engine.submit(
+        EngineRequest(request_id="r", prompt_ids=[65] * 200, sampling=sampling)
+    ).result()
+    return seen.engine.stats().num_forward_calls
+
+
+def test_max_model_len_bounds_a_request(started: Started) -> None:
+    def limits(seen: Seen) -> tuple[int, int]:
+        return seen.engine.limits.max_model_len, seen.service.config.max_model_len
+
+    assert started(look=limits) == (4096, 4096)
+    assert started("--max-model-len", "100", look=limits) == (100, 100)
+
+
+def test_max_num_seqs_sizes_the_slots_and_the_places(started: Started) -> None:
+    def sizes(seen: Seen) -> tuple[int, int]:
+        return seen.engine.stats().num_slots, seen.service.config.max_requests
+
+    assert started("--max-num-seqs", "2", look=sizes) == (2, 2 + 256)
+    assert started("--max-num-seqs", "3", "--max-queue", "5", look=sizes) == (3, 3 + 5)
+
+
+def test_max_num_batched_tokens_cuts_prompts(started: Started) -> None:
+    assert started(look=_prefill_calls) == 1
+    assert started("--max-num-batched-tokens", "64", look=_prefill_calls) == 4
+
+
+def test_served_model_name_replaces_the_folder_name(started: Started, checkpoint: Path) -> None:
+    def names(seen: Seen) -> tuple[str, ...]:
+        return seen.service.config.model_names
+
+    assert started(look=names) == ("tiny-k3", str(checkpoint))
+    assert started("--served-model-name", "a", "b", look=names) == ("a", "b")
+
+
+def test_host_and_port_choose_the_address(started: Started) -> None:
+    host, port = started(look=lambda seen: seen.address)
+    assert host == "127.0.0.1"
+    other, _ = started("--host", "127.0.0.2", look=lambda seen: seen.address)
+    assert other == "127.0.0.2"
+    assert started("--port", str(port), look=lambda seen: seen.address) == (host, port)
+
+
+def test_other_machines_need_a_key_or_consent(
+    started: Started, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def open_to(seen: Seen) -> tuple[str, int]:
+        return seen.address[0], len(seen.service.config.api_key_hashes)
+
+    for host in ("0.0.0.0", "::"):
+        assert run(["serve", str(checkpoint), "--port", "0", "--host", host]) == 2
+        assert "--api-key" in capsys.readouterr().err
+    assert started("--host", "0.0.0.0", "--insecure", look=open_to) == ("0.0.0.0", 0)
+    keys = ("--api-key", "one", "--api-key", "two")
+    assert started("--host", "0.0.0.0", *keys, look=open_to) == ("0.0.0.0", 2)
+
+
+def test_no_key_is_kept_in_plain(started: Started) -> None:
+    assert "secret-key" not in repr(
+        started("--api-key", "secret-key", look=lambda seen: seen.service.config)
+    )
+
+
+def test_dtype_is_that_of_the_weights(started: Started) -> None:
+    def dtype(seen: Seen) -> Any:
+        return seen.engine._runner.model.dtype
+
+    assert started(look=dtype) == torch.float32
+    assert started("--dtype", "bfloat16", look=dtype) == torch.bfloat16
+
+
+def test_threads_bound_torch(started: Started) -> None:
+    assert started("--threads", "1", look=lambda seen: torch.get_num_threads()) == 1
+    assert started("--threads", "2", look=lambda seen: torch.get_num_threads()) == 2
+
+
+def test_effort_fallback_and_tool_stream_reach_the_handlers(started: Started) -> None:
+    def settings(seen: Seen) -> tuple[str, str]:
+        return seen.service.config.effort_fallback, seen.service.config.tool_stream
+
+    assert started(look=settings) == ("error", "incremental")
+    flags = ("--effort-fallback", "nearest", "--tool-stream", "atomic")
+    assert started(*flags, look=settings) == ("nearest", "atomic")
+
+
+def test_drain_timeout_is_the_servers(started: Started) -> None:
+    def timeout(seen: Seen) -> Any:
+        return seen.server.config.timeout_graceful_shutdown
+
+    assert started(look=timeout) == 30
+    assert started("--drain-timeout", "3", look=timeout) == 3
+
+
+def test_generation_config_decides_the_defaults(started: Started) -> None:
+    assert started(look=lambda seen: seen.service.config.defaults.temperature) == 0.0
+
+
+def test_a_length_beyond_the_checkpoint_is_said_and_lowered(
+    started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    length = started("--max-model-len", "1048576", look=lambda s: s.engine.limits.max_model_len)
+    assert length == 4096
+    assert "--max-model-len 1048576" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--max-model-lne", "5"), "--max-model-len"),
+        (("--port", "many"), "--port"),
+        (("--dtype", "int4"), "float32"),
+        (("--max-num-seqs", "0"), "max_num_seqs"),
+        (("--max-model-len", "1"), "max_model_len"),
+        (("--max-num-batched-tokens", "2"), "max_num_batched_tokens"),
+        (("--threads", "0"), "--threads"),
+        (("--max-queue", "-1"), "--max-queue"),
+        (("--drain-timeout", "-1"), "--drain-timeout"),
+        (("--host", "no.such.host.invalid"), "no.such.host.invalid"),
+        (("--served-model-name", ""), "model names"),
+        (("--tool-call-parser", "hermes"), "kimi_k3"),
+        (("--reasoning-parser", "deepseek_r1"), "kimi_k3"),
+        (("--headless",), "--headless"),
+        (("--node-rank", "1"), "--node-rank"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_flags_are_one_line_and_exit_code_2(
+    checkpoint: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    port = () if "--port" in flags else ("--port", "0")
+    assert run(["serve", str(checkpoint), *port, *flags]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("moonlet: ")
+    assert words in error
+
+
+def test_a_missing_checkpoint_and_a_taken_port_fail_early(
+    started: Started, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["serve", "no/such/model"]) == 2
+    assert "no/such/model" in capsys.readouterr().err
+
+    def again(seen: Seen) -> int:
+        return run(["serve", str(checkpoint), "--port", str(seen.address[1])])
+
+    assert started(look=again) == 2
+    assert "choose another --port" in capsys.readouterr().err
+
+
+def test_each_unneeded_flag_prints_one_line(
+    started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started(look=lambda seen: None)
+    assert "not needed" not in capsys.readouterr().err
+    flags = (
+        "--no-enable-prefix-caching",
+        "--kv-cache-dtype",
+        "fp8",
+        "--tool-call-parser",
+        "kimi_k3",
+    )
+    started(*flags, look=lambda seen: None)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "not needed" in line]
+    assert [line.split(":")[0] for line in lines] == [
+        "--kv-cache-dtype",
+        "--no-enable-prefix-caching",
+        "--tool-call-parser",
+    ]
+
+
+def test_stop_ids_of_all_files_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moonlet.serve.loading import EngineOptions, load_engine
+
+    directory = write_checkpoint(
+        tmp_path / "m", generation_config={"eos_token_id": [300], "do_sample": False}
+    )
+    loaded = load_engine(directory, EngineOptions())
+    with loaded.engine as engine:
+        assert {300, 258} | loaded.tokenizer.stop_ids == engine.stop_ids
+        assert loaded.defaults.temperature == 0.0

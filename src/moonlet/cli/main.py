@@ -36,6 +36,12 @@ for _name, _help in (
 ):
     app.command(f"moonlet.cli.{_name}:{_name}_command", name=_name, help=_help)
 
+app.command(
+    "moonlet.cli.bench:bench_app",
+    name="bench",
+    help="Measure speed against the bound of this machine.",
+)
+
 AsJson = Annotated[bool, Parameter(name="--json", negative="")]
 
 

@@ -32,9 +32,15 @@ def refusal(device: torch.device, config: ModelConfig | None) -> str | None:
         return f"the native kernels run on the CPU, not on {device}"
     if config is None:
         return None
-    sizes = {"hidden_size": config.hidden_size, "head_dim": config.kda.head_dim}
+    sizes = {
+        "hidden_size": config.hidden_size,
+        "head_dim": config.kda.head_dim,
+        "q_lora_rank": config.mla.q_lora_rank,
+        "kv_lora_rank": config.mla.kv_lora_rank,
+        "routed_expert_hidden_size": config.expert_input_size,
+    }
     for name, size in sizes.items():
-        if size % LANES:
+        if size is not None and size % LANES:
             return f"{name} is {size}; the native kernels need a multiple of {LANES}"
     return None
 

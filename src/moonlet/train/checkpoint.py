@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -89,7 +90,7 @@ def load_checkpoint(path: Path) -> RunCheckpoint:
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
         tensors = load_file(path / TENSORS)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} is not a readable run checkpoint: {error}") from error
     if state.get("format") != FORMAT:
         raise CheckpointError(

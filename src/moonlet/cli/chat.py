@@ -10,7 +10,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,8 +43,6 @@ def chat_command(
     """Chat in the terminal, with a checkpoint or an OpenAI-compatible endpoint.
 
     Reasoning is shown dimmed. In a pipe only the answer is printed.
-
-    Example: `echo "What is 123+456?" | moonlet chat`
 
     Parameters
     ----------
@@ -163,6 +161,9 @@ def _converse(client: ChatClient) -> int:
         _answer(client, question, screen)
         return 0
     screen.note(f"{client.model} - /exit or Ctrl-D leaves, Ctrl-C stops an answer")
+    with suppress(ImportError):
+        # gives input() its line editing, where the platform has it
+        import readline  # noqa: F401
     while True:
         try:
             question = input("> ").strip()

@@ -28,13 +28,30 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
-# the help lines stand here so that printing them imports no command
-for _name, _help in (
-    ("serve", "Serve a checkpoint over an OpenAI-compatible HTTP API."),
-    ("chat", "Chat in the terminal, with a checkpoint or an OpenAI-compatible endpoint."),
-    ("train", "Train a model from a recipe."),
+# what the overview shows stands here, so that printing it imports no command
+for _name, _help, _example in (
+    (
+        "serve",
+        "Serve a checkpoint over an OpenAI-compatible HTTP API.",
+        "moonlet serve --port 8000",
+    ),
+    (
+        "chat",
+        "Chat in the terminal, with a checkpoint or an OpenAI-compatible endpoint.",
+        'echo "What is 123+456?" | moonlet chat',
+    ),
+    (
+        "train",
+        "Train a model from a recipe.",
+        "moonlet train nano --out runs/nano",
+    ),
 ):
-    app.command(f"moonlet.cli.{_name}:{_name}_command", name=_name, help=_help)
+    app.command(
+        f"moonlet.cli.{_name}:{_name}_command",
+        name=_name,
+        help=_help,
+        help_epilogue=f"Example: `{_example}`",
+    )
 
 app.command(
     "moonlet.cli.bench:bench_app",

@@ -48,8 +48,6 @@ def serve_command(
 ) -> int:
     """Serve a checkpoint over an OpenAI-compatible HTTP API.
 
-    Example: `moonlet serve --port 8000`
-
     Parameters
     ----------
     model

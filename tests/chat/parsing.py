@@ -106,7 +106,8 @@ def replay(events: Sequence[Event]) -> dict[str, Any]:
                 content += text
                 if reclassified:
                     assert position == len(events) - 1
-                    assert text == reasoning
+                    # instruct mode shows no reasoning events, and no end of reasoning
+                    assert reasoning == (text if is_over else "")
                     reasoning = ""
             case CallStart(index, name):
                 assert name

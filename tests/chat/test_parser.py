@@ -296,6 +296,13 @@ ITEMS = st.lists(
 MODES = st.sampled_from(["thinking", "instruct", "none"])
 
 
+def test_hidden_reasoning_of_a_skipped_answer_arrives_as_content() -> None:
+    raw = O + "think" + S + O + C + "response" + S
+    message, events = parsing.run(Parser(TABLE, "instruct"), [TABLE.encode_markup(raw)])
+    parsing.check_replay(events, message, "incremental")
+    assert events == [ContentDelta(O, reclassified=True)]
+
+
 @given(ids=ITEMS, mode=MODES, has_end=st.booleans(), data=st.data())
 @settings(max_examples=400)
 def test_any_stream_gives_one_message_in_every_split(

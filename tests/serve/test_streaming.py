@@ -163,8 +163,11 @@ def test_internal_content_carries_the_generated_ids() -> None:
         if "internal_content" in delta
         for id in delta["internal_content"]["token_ids"]
     ]
-    assert ids == answer("t", "ok")[: len(ids)]
-    assert ids[-1] == ids_of("k")[0]
+    generated = answer("t", "ok")
+    # a frame of several steps may carry ids beyond the last visible letter
+    assert ids == generated[: len(ids)]
+    last_letter = len(generated) - generated[::-1].index(ids_of("k")[0])
+    assert len(ids) >= last_letter
 
 
 @pytest.mark.parametrize("stop", ["END", ["nope", "END"]])

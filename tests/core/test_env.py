@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from moonlet.core import env
@@ -33,3 +35,33 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("MOONLET_DEBUG", "yes")
     assert env.cpu_isa_cap() == "avx2"
     assert env.is_debug()
+
+
+def test_cores_are_those_given_to_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env.os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    assert env.available_cores() == 3
+    monkeypatch.delattr(env.os, "sched_getaffinity")
+    monkeypatch.setattr(env.os, "cpu_count", lambda: None)
+    assert env.available_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "threads"), [("", None, 3), ("2", None, 2), ("2", 5, 5), ("", 4, 4)]
+)
+def test_threads_are_bounded_and_wait_passively(
+    monkeypatch: pytest.MonkeyPatch, given: str, wanted: int | None, threads: int
+) -> None:
+    monkeypatch.setattr(env, "available_cores", lambda: 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert env.bound_threads(wanted) == threads
+    assert os.environ["OMP_NUM_THREADS"] == str(threads)
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_a_malformed_thread_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    with pytest.raises(ConfigError, match="many"):
+        env.bound_threads()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import platform
 import sys
 from pathlib import Path
@@ -69,6 +68,7 @@ def collect() -> dict[str, Any]:
     import torch
 
     import moonlet
+    from moonlet.core import env
     from moonlet.kernels import _native, mxfp4, registry
 
     _, native = _native.availability()
@@ -89,7 +89,7 @@ def collect() -> dict[str, Any]:
         "platform": platform.platform(),
         "devices": ["cpu", *_cuda_devices()],
         "processor": _processor(),
-        "cores": _cores(),
+        "cores": env.available_cores(),
         "torch_threads": torch.get_num_threads(),
         "native_kernels": native.removeprefix("native kernels: "),
         "isa_level": _native.isa_level(),
@@ -128,10 +128,3 @@ def _processor() -> str:
             if key.strip() == "model name":
                 return value.strip()
     return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

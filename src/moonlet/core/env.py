@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from moonlet.core.errors import ConfigError
 
-__all__ = ["CPU_ISA_LEVELS", "bound_threads", "cpu_isa_cap", "is_debug"]
+__all__ = ["CPU_ISA_LEVELS", "available_cores", "bound_threads", "cpu_isa_cap", "is_debug"]
 
 CPU_ISA_LEVELS = ("scalar", "avx2", "avx512", "amx")
 """Instruction-set levels of the native kernels, each including the ones before it."""
@@ -58,6 +58,13 @@ def is_debug(environ: Mapping[str, str] | None = None) -> bool:
     raise ConfigError(f"MOONLET_DEBUG is {value!r}; set it to 1 or 0")
 
 
+def available_cores() -> int:
+    """Return how many processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def bound_threads(num_threads: int | None = None) -> int:
     """Bound the threads of numeric libraries and make them wait without spinning.
 
@@ -81,7 +88,6 @@ def bound_threads(num_threads: int | None = None) -> int:
             raise ConfigError(f"OMP_NUM_THREADS is {given!r}; set it to a positive number")
         num_threads = int(given)
     if num_threads is None:
-        has_affinity = hasattr(os, "sched_getaffinity")
-        num_threads = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+        num_threads = available_cores()
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
     return num_threads

@@ -68,6 +68,7 @@ class Running:
     engine: Engine
     server: Server
     model: Any
+    http: httpx2.Client
 
     def client(self, key: str = "none") -> openai.OpenAI:
         """Official SDK client, without retries."""
@@ -77,11 +78,11 @@ class Running:
         """Send JSON, or raw bytes given as ``content``."""
         if body is not None:
             options["json"] = body
-        return httpx2.post(self.url + path, trust_env=False, timeout=30, **options)
+        return self.http.post(path, **options)
 
     def get(self, path: str, **options: Any) -> httpx2.Response:
         """Fetch a path."""
-        return httpx2.get(self.url + path, trust_env=False, timeout=30, **options)
+        return self.http.get(path, **options)
 
     def chat(self, **fields: Any) -> httpx2.Response:
         """Send a chat request with defaults for what is not given."""
@@ -137,8 +138,10 @@ def serving(
         thread = threading.Thread(target=server.run_until_exit, args=(bound,))
         thread.start()
         assert is_up.wait(10)
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         try:
-            yield Running(f"http://127.0.0.1:{bound.getsockname()[1]}", engine, server, model)
+            with httpx2.Client(base_url=url, trust_env=False, verify=False, timeout=30) as http:
+                yield Running(url, engine, server, model, http)
         finally:
             server.should_exit = True
             thread.join()

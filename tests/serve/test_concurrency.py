@@ -74,7 +74,7 @@ def test_fifty_streams_at_once_keep_apart() -> None:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
             return await asyncio.gather(*(_stream(client, number) for number in range(50)))
 
-    with serving(script, max_num_seqs=16) as running:
+    with serving(script, max_num_seqs=25) as running:
         results = asyncio.run(all_streams(running.url))
         running.engine.check()
         stats = running.engine.stats()

@@ -1,14 +1,24 @@
 """Everything a request can get wrong is answered 4xx, with the field path, before any compute."""
 
+import contextlib
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.serve.running import MODEL, USER, WEATHER, Running, answer, serving
+from moonlet.core.errors import RequestError
+from moonlet.serve.body import parse_json, validated
+from moonlet.serve.openai.prompts import encode_chat
+from moonlet.serve.openai.refusals import check_chat
+from moonlet.serve.openai.schema import ChatRequest, Message
+from moonlet.serve.settings import hash_key
+from tests.serve.running import MODEL, TOKENIZER, USER, WEATHER, Running, answer, serving
 
 CALLING = {
     "role": "assistant",
@@ -316,8 +326,6 @@ def test_the_sdk_raises_its_own_errors(running: Running) -> None:
 
 
 def test_keys_are_needed_where_one_is_set() -> None:
-    from moonlet.serve.settings import hash_key
-
     hashes = (hash_key("right"), hash_key("second"))
     with serving(answer("t", "ok"), api_key_hashes=hashes) as running:
         for header in (None, "Basic right", "Bearer", "right"):
@@ -348,3 +356,93 @@ def test_request_ids_are_echoed_or_made(running: Running) -> None:
     bad = running.get("/health", headers={"X-Request-Id": "a b"}).headers["x-request-id"]
     made = running.get("/health").headers["x-request-id"]
     assert len({bad, made, "a b"}) == 3
+
+
+def test_an_unexpected_failure_is_a_500_that_names_its_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(answer("t", "ok")) as running:
+        tokenizer = running.server._service.tokenizer
+
+        def broken(segments: Any) -> list[int]:
+            raise ZeroDivisionError("a secret detail")
+
+        monkeypatch.setattr(tokenizer, "encode_segments", broken)
+        response = running.post(
+            "/v1/chat/completions",
+            {"model": MODEL, "messages": USER},
+            headers={"X-Request-Id": "lost-one"},
+        )
+        error = _error(response, 500)
+    assert error["type"] == "server_error"
+    assert "lost-one" in error["message"]
+    assert "secret" not in response.text
+    assert response.headers["x-request-id"] == "lost-one"
+    assert any("lost-one" in record.getMessage() for record in caplog.records)
+
+
+def test_a_client_that_leaves_while_sending_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving(answer("t", "ok")) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            head = ("POST /v1/completions HTTP/1.1", "Host: x", "Content-Length: 100", "", "")
+            connection.sendall("\r\n".join(head).encode() + b"{")
+        assert running.chat().status_code == 200
+    # the server has stopped, so whatever it wanted to say is said
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_a_closed_engine_is_not_ready() -> None:
+    with serving(answer("t", "ok")) as running:
+        assert running.get("/ready").status_code == 200
+        running.engine.close()
+        assert running.get("/ready").status_code == 503
+        assert _error(running.chat(), 503)["type"] == "server_error"
+
+
+def test_deep_values_are_refused_not_crashed_on(running: Running) -> None:
+    deep: Any = 1
+    for _ in range(400):
+        deep = [deep]
+    for field in ("temperature", "messages", "tools", "stop", "metadata"):
+        assert running.chat(**{field: deep}).status_code in (200, 400)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+FIELDS = [*ChatRequest.model_fields, "audio", "unknown"]
+
+
+def _prompt_ids(body: ChatRequest, raw: dict[str, Any]) -> list[int]:
+    """Run the coroutine without an event loop: a short prompt never waits."""
+    encoding = encode_chat(body, raw, TOKENIZER, "error")
+    with pytest.raises(StopIteration) as done:
+        encoding.send(None)
+    return done.value.value.ids
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4), st.booleans())
+def test_no_json_body_gets_past_the_checks_or_breaks_them(
+    fields: dict[str, Any], is_complete: bool
+) -> None:
+    raw = {"model": MODEL, "messages": USER, **fields} if is_complete else fields
+    with contextlib.suppress(RequestError):
+        body = validated(ChatRequest, parse_json(json.dumps(raw).encode()))
+        check_chat(body, raw)
+        assert isinstance(_prompt_ids(body, raw), list)
+
+
+@given(st.dictionaries(st.sampled_from([*Message.model_fields, "x"]), JSON, max_size=5))
+def test_no_message_breaks_the_checks(fields: dict[str, Any]) -> None:
+    raw = {"model": MODEL, "messages": [*USER, {"role": "assistant", **fields}]}
+    with contextlib.suppress(RequestError):
+        body = validated(ChatRequest, raw)
+        check_chat(body, raw)
+        assert isinstance(_prompt_ids(body, raw), list)

@@ -133,6 +133,11 @@ class Engine:
         """Architecture of the model."""
         return self._runner.model.config
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether `submit` takes requests: neither closed nor failed."""
+        return not self._is_closing
+
     def submit(self, request: EngineRequest) -> RequestHandle:
         """Queue a request and return its stream.
 

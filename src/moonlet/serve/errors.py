@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import re
+import reprlib
 from typing import Any, Literal
 
 import orjson
 from fastapi import FastAPI, Request
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from moonlet.core.errors import CapacityError, RequestError
@@ -34,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 _STATUS_TYPES = {404: "resource_not_found_error", 413: "request_too_large"}
 _MAX_SHOWN = 80
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 _EXPECTATION = "Input should be "
 _OBJECT = re.compile(r"a valid dictionary or instance of \w+")
 # what pydantic calls the branches of a union inside a location
@@ -139,6 +143,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(CapacityError, _on_capacity_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_failure)
 
 
@@ -177,9 +182,18 @@ async def _on_failure(request: Request, error: Exception) -> Response:
         type="server_error",
         code="internal_error",
     )
-    return error_response(failure)
+    response = error_response(failure)
+    # this answer is sent from outside the request-id middleware
+    response.headers["X-Request-Id"] = request_id
+    return response
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """Answer a client that left while sending its body: nobody reads this."""
+    return Response(status_code=499)
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    """Return a short form of whatever a client sent; cut in depth as well as in length."""
+    text = _SHORT.repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -20,8 +20,8 @@ async def health() -> dict[str, str]:
 
 @router.get("/ready")
 async def ready(request: Request) -> dict[str, str]:
-    """Answer 200 with the model loaded, 503 while draining."""
+    """Answer 200 while the engine takes requests, 503 while draining or after its failure."""
     service = service_of(request)
-    if service.is_draining:
+    if service.is_draining or not service.engine.is_accepting:
         raise Draining(service.config.retry_after_s)
     return {"status": "ready"}

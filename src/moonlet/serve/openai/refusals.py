@@ -74,7 +74,7 @@ def check_prompt(body: PromptFields) -> None:
     """Check messages, tools and the options that the prompt carries."""
     for index, message in enumerate(body.messages):
         path = f"messages[{index}]"
-        _check_message(message, path, body.messages[:index])
+        _check_message(body.messages, index)
         if message.partial and index < len(body.messages) - 1:
             raise RequestError(
                 f"{path}.partial is set, but only the last message can be continued",
@@ -124,10 +124,11 @@ def _check_sampling(body: SamplingFields) -> None:
         raise RequestError("stream_options needs stream: true", param="stream_options")
 
 
-def _check_message(message: Message, path: str, before: list[Message]) -> None:
+def _check_message(messages: list[Message], index: int) -> None:
+    message, path = messages[index], f"messages[{index}]"
     if message.role == "tool" and not message.tool_call_id:
         raise RequestError(
-            f"{path}.tool_call_id is missing or empty; {_known_ids(before)}",
+            f"{path}.tool_call_id is missing or empty; {_known_ids(messages[:index])}",
             param=f"{path}.tool_call_id",
         )
     if message.tool_calls and message.role != "assistant":
@@ -143,8 +144,8 @@ def _check_message(message: Message, path: str, before: list[Message]) -> None:
             "continued",
             param=f"{path}.partial",
         )
-    for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        where = f"{path}.content[{index}]"
+    for position, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        where = f"{path}.content[{position}]"
         if part.type in _IMAGE_TYPES:
             raise unsupported(f"{where} is an image; images are not built", where)
         if part.type != "text":
@@ -183,15 +184,17 @@ def _declared(body: PromptFields) -> Iterable[tuple[Tool, str]]:
             yield tool, f"messages[{position}].tools[{index}]"
 
 
-def _check_tool_names(body: PromptFields) -> list[str]:
-    names: list[str] = []
+def _check_tool_names(body: PromptFields) -> dict[str, str]:
+    """Return the path of every declared tool by its name."""
+    names: dict[str, str] = {}
     for tool, path in _declared(body):
         if tool.function.name in names:
             raise RequestError(
-                f"{path}.function.name {tool.function.name!r} is declared twice",
+                f"{path}.function.name {tool.function.name!r} is declared already at "
+                f"{names[tool.function.name]}",
                 param=f"{path}.function.name",
             )
-        names.append(tool.function.name)
+        names[tool.function.name] = path
     return names
 
 

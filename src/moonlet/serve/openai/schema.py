@@ -32,6 +32,8 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 TokenId = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, StringConstraints(min_length=1)]
+# far above any use; every generated character is compared with each of them
+StopStrings = Annotated[list[StopString], Field(max_length=1024)]
 
 
 class Body(BaseModel):
@@ -169,7 +171,7 @@ class SamplingFields(Body):
     frequency_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] | None = None
     repetition_penalty: Annotated[Finite, Field(gt=0.0, le=10.0)] | None = None
     max_tokens: Count | None = None
-    stop: StopString | list[StopString] | None = None
+    stop: StopString | StopStrings | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     n: Count | None = None

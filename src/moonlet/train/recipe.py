@@ -111,11 +111,13 @@ class RunOptions:
 
     Attributes:
         qk_clip_tau: Bound on MLA logits.
+        max_loss_ratio: A step whose loss exceeds this many times the running mean is skipped.
         checkpoint_minutes: Wall time between checkpoints.
         kernels: Backend per operator, as `registry.resolve` takes it.
     """
 
     qk_clip_tau: float = 100.0
+    max_loss_ratio: float = 1.5
     checkpoint_minutes: float = 5.0
     kernels: dict[str, str] = field(default_factory=dict)
 

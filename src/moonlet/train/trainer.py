@@ -95,7 +95,7 @@ class Trainer:
             ema=recipe.balancing.ema,
         )
         self.qk_clip = QKClip(attentions, recipe.model.mla, recipe.run.qk_clip_tau)
-        self.guard = LossGuard()
+        self.guard = LossGuard(max_ratio=recipe.run.max_loss_ratio)
         self.streams = [
             ShardStream(source, recipe.data.seed, shard, num_shards) for shard in range(num_shards)
         ]

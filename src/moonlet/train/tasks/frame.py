@@ -10,7 +10,7 @@ from moonlet.train.tasks import frame_prompts as fp
 from moonlet.train.tasks.lexicon import Lexicon
 from moonlet.train.tasks.phrases import restyle
 from moonlet.train.tasks.sample import Expect, Style, Turn, assistant
-from moonlet.train.tasks.values import make_string
+from moonlet.train.tasks.values import make_long_string, make_string
 
 ABILITIES = (
     "I can add and subtract numbers up to 999, repeat a short text and call the tools you declare."
@@ -166,9 +166,15 @@ def _fill_decline(rng: random.Random, lexicon: Lexicon, template: str) -> str:
     )  # fmt: skip
 
 
-def repeat_turn(rng: random.Random, lexicon: Lexicon, style: Style, difficulty: float) -> Turn:
-    """Make a turn that asks to repeat a short text: the plainest exercise in exact copying."""
-    text = make_string(rng, lexicon, difficulty)
+def repeat_turn(
+    rng: random.Random,
+    lexicon: Lexicon,
+    style: Style,
+    difficulty: float,
+    is_long: bool = False,
+) -> Turn:
+    """Make a turn that asks to repeat a text: the plainest exercise in exact copying."""
+    text = make_long_string(rng, lexicon) if is_long else make_string(rng, lexicon, difficulty)
     frames = _REPEAT_FRAMES_HELDOUT if lexicon.heldout else _REPEAT_FRAMES
     prompt = rng.choice(frames).format(x=text if rng.random() < 0.7 else f'"{text}"')
     thought = ("Repeat.", "Repeat the text.", f"Repeat the text: {text}")[_EFFORT_INDEX[style]]

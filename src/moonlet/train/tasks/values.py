@@ -124,6 +124,21 @@ def make_string(rng: random.Random, lexicon: Lexicon, difficulty: float) -> str:
     return lexicon.fill(rng, lexicon.pick(rng, rng.choice(("TASKS", "QUERIES"))))
 
 
+def make_long_string(rng: random.Random, lexicon: Lexicon) -> str:
+    """Make a text of several pieces that is hard to copy: few distinct digits, codes, words."""
+    pieces = []
+    for _ in range(rng.randint(2, 6)):
+        draw = rng.random()
+        if draw < 0.4:
+            digits = rng.choices("0123456789", k=rng.randint(1, 4))
+            pieces.append("".join(rng.choices(digits, k=rng.randint(2, 5))))
+        elif draw < 0.55:
+            pieces.append(f"{rng.randint(0, 999)}{rng.choice('+-')}{rng.randint(0, 999)}")
+        else:
+            pieces.append(make_string(rng, lexicon, 1.0))
+    return rng.choice((" ", " ", ", ", "_")).join(pieces)
+
+
 def _sometimes_lower(rng: random.Random, text: str) -> str:
     return text.lower() if rng.random() < 0.08 else text
 

@@ -8,6 +8,7 @@ import pytest
 
 from moonlet.chat.tokenizer import Tokenizer
 from moonlet.core.errors import CheckpointError, ConfigError
+from moonlet.core.units import format_count
 from moonlet.testing.tiny import tiny_config
 from moonlet.train import nano
 from moonlet.train.checkpoint import latest_checkpoint
@@ -66,6 +67,11 @@ def test_a_run_from_nothing_to_an_evaluated_model(
     assert Tokenizer.from_dir(result.model).vocab_size == 512
     assert result.report == json.loads((out / "evaluation.json").read_text())
     assert result.report["families"]["arithmetic"]["accuracy"] == 0
+    card = (result.model / "README.md").read_text()
+    tokens = json.loads(lines[-1])["tokens_seen"]
+    assert f"4 steps, {format_count(tokens)} tokens" in card
+    assert "| add or subtract up to three digits | 0.0% |" in card
+    assert "not** Kimi K3" in card
 
 
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:

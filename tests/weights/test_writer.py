@@ -30,6 +30,15 @@ def filled(config: ModelConfig, seed: int = 0) -> Transformer:
     return model
 
 
+def test_every_file_is_as_readable_as_a_new_one(tmp_path: Path) -> None:
+    config = small_config()
+    saved = save_model(filled(config), tmp_path / "out", config)
+    reference = tmp_path / "new"
+    reference.touch()
+    modes = {path.stat().st_mode for path in saved.directory.iterdir()}
+    assert modes == {reference.stat().st_mode}
+
+
 @pytest.mark.parametrize("name", ["tiny_k3", "tiny_kimi_linear"])
 def test_a_loaded_checkpoint_is_written_as_it_was(name: str, tmp_path: Path) -> None:
     original = Checkpoint.open(golden_checkpoint(name))

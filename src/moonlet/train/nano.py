@@ -4,7 +4,7 @@
     out/recipe.json    the resolved recipe
     out/metrics.jsonl  one line a step
     out/checkpoints/   the newest two states of the run
-    out/model/         the exported checkpoint
+    out/model/         the exported checkpoint, with a model card once it is evaluated
     out/evaluation.json
 
 Every stage is a function of the recipe and its seeds. Further processes are started fresh and do
@@ -33,6 +33,7 @@ from moonlet.engine.engine import Engine
 from moonlet.engine.request import EngineRequest, SamplingParams
 from moonlet.kernels.registry import resolve
 from moonlet.model.transformer import Transformer
+from moonlet.train.card import model_card
 from moonlet.train.checkpoint import latest_checkpoint
 from moonlet.train.export import export_model
 from moonlet.train.metrics import MetricsFile, StepMetrics
@@ -126,6 +127,8 @@ def train(
         report = evaluate_model(model, evaluation_count)
         text = json.dumps(report, indent=1)
         (out / "evaluation.json").write_text(text, encoding="utf-8")
+        card = model_card(recipe, model, _last_metrics(out / "metrics.jsonl"), report)
+        (model / "README.md").write_text(card, encoding="utf-8")
     return RunResult(is_complete, model, report)
 
 
@@ -149,6 +152,10 @@ def make_tokenizer(recipe: Recipe, folder: Path) -> Tokenizer:
             f"{tokenizer.vocab_size} ids; data.num_ranks plus 256 reserved ids must match"
         )
     return tokenizer
+
+
+def _last_metrics(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
 
 
 def evaluate_model(directory: Path, count: int) -> dict[str, Any]:

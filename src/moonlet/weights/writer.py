@@ -185,6 +185,9 @@ def _write(
     num_shards = config.text.num_hidden_layers + 1
     weight_map: dict[str, str] = {}
     total_size = 0
+    # the shard writer makes private files; they become as readable as this new one
+    (directory / INDEX_NAME).touch()
+    readable = (directory / INDEX_NAME).stat().st_mode
     for shard in range(num_shards):
         file = f"model-{shard + 1:05d}-of-{num_shards:06d}.safetensors"
         layer = shard if shard < config.text.num_hidden_layers else None
@@ -193,6 +196,7 @@ def _write(
             if spec.layer == layer:
                 tensors.update(_published_tensors(spec, values[spec.parameter], prefix, config))
         save_file(tensors, directory / file, metadata={"format": "pt"})
+        (directory / file).chmod(readable)
         weight_map.update(dict.fromkeys(tensors, file))
         total_size += sum(tensor.nbytes for tensor in tensors.values())
         if on_progress is not None:

@@ -24,7 +24,7 @@ from moonlet.train.tasks.sample import Message, Sample, Style, Turn
 from moonlet.train.tasks.tools import Tool, ask_tool, everyday_tool, tool_turn
 
 RAMP = 0.3
-DRILL = (0.4, 0.85)
+DRILL = (0.42, 0.85)
 DRILL_SHARE = 0.35
 # (thinking, thinking_effort, style of the traces, weight)
 EFFORTS: tuple[tuple[bool, str | None, Style, float], ...] = (

@@ -126,7 +126,7 @@ def make_string(rng: random.Random, lexicon: Lexicon, difficulty: float) -> str:
 
 def make_long_string(rng: random.Random, lexicon: Lexicon) -> str:
     """Make a text of several pieces that is hard to copy: few distinct digits, codes, words."""
-    pieces = []
+    pieces: list[str] = []
     for _ in range(rng.randint(2, 6)):
         draw = rng.random()
         if draw < 0.4:

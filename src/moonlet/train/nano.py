@@ -45,7 +45,7 @@ from moonlet.train.tasks.tokenizer_corpus import train_ranks
 from moonlet.train.trainer import Trainer
 from moonlet.weights.checkpoint import load_model
 
-__all__ = ["Callbacks", "RunResult", "evaluate_model", "make_tokenizer", "train", "with_seed"]
+__all__ = ["Callbacks", "EngineGenerator", "RunResult", "evaluate_model", "make_tokenizer", "train", "with_seed"]
 
 MAX_REPLY_TOKENS = 384
 EVAL_MAX_SEQS = 32
@@ -174,10 +174,10 @@ def evaluate_model(directory: Path, count: int) -> dict[str, Any]:
         max_model_len=min(EVAL_MAX_LEN, model.config.max_position_embeddings),
         stop_ids=stop_ids,
     ) as engine:
-        return evaluate(_EngineGenerator(engine), tokenizer, count)
+        return evaluate(EngineGenerator(engine), tokenizer, count)
 
 
-class _EngineGenerator:
+class EngineGenerator:
     """Greedy continuation through the engine."""
 
     def __init__(self, engine: Engine) -> None:

@@ -45,7 +45,15 @@ from moonlet.train.tasks.tokenizer_corpus import train_ranks
 from moonlet.train.trainer import Trainer
 from moonlet.weights.checkpoint import load_model
 
-__all__ = ["Callbacks", "EngineGenerator", "RunResult", "evaluate_model", "make_tokenizer", "train", "with_seed"]
+__all__ = [
+    "Callbacks",
+    "EngineGenerator",
+    "RunResult",
+    "evaluate_model",
+    "make_tokenizer",
+    "train",
+    "with_seed",
+]
 
 MAX_REPLY_TOKENS = 384
 EVAL_MAX_SEQS = 32

@@ -1,15 +1,15 @@
 """The two vocabularies of the tasks (training and held out) and the hash split behind them.
 
 Everything that a generator can invent (operand pairs, pseudo-words, whole prompts) belongs to
-exactly one side, decided by a CRC of its text,
-so that the evaluation can be drawn without a list of
-what training has seen.
+exactly one side, decided by a CRC of its text, so that the evaluation can be drawn without a list
+of what training has seen.
 """
 
 import random
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 
 from moonlet.train.tasks import words, words_heldout
@@ -68,10 +68,15 @@ class Lexicon:
     Attributes:
         heldout: Whether this is the evaluation side.
         words: The module that holds the word lists of this side.
+        splice_share: Share of invented words that join the head of one listed word to the tail of
+            another instead of syllables.
+        invented_share: Share of nouns that are invented.
     """
 
     heldout: bool
     words: ModuleType
+    splice_share: float = 0.0
+    invented_share: float = 0.33
 
     def allows(self, kind: str, text: str) -> bool:
         """Return whether an invented item may be used on this side."""
@@ -83,7 +88,9 @@ class Lexicon:
         return options[rng.randrange(len(options))]
 
     def pseudo_word(self, rng: random.Random, syllables: int | None = None) -> str:
-        """Invent a pronounceable lower-case word of 1-3 syllables that belongs to this side."""
+        """Invent a lower-case word that belongs to this side."""
+        if self.splice_share and syllables is None and rng.random() < self.splice_share:
+            return self._spliced_word(rng)
         while True:
             count = syllables or rng.choice((2, 2, 2, 3))
             word = "".join(rng.choice(_ONSETS) + rng.choice(_NUCLEI) for _ in range(count))
@@ -91,9 +98,23 @@ class Lexicon:
             if len(word) > 2 and self.allows("word", word):
                 return word
 
+    def _spliced_word(self, rng: random.Random) -> str:
+        """Join the head of one listed word to the tail of another.
+
+        That gives the letter runs of real words in new combinations, which syllables never have.
+        """
+        while True:
+            head, tail = (
+                self.pick(rng, rng.choice(("NOUNS", "ATTRIBUTES", "CITIES", "NAMES"))).lower()
+                for _ in range(2)
+            )
+            word = head[: rng.randint(2, 5)] + tail[-rng.randint(2, 5) :]
+            if word.isalpha() and self.allows("word", word) and word not in _heldout_words():
+                return word
+
     def noun(self, rng: random.Random) -> str:
-        """Draw a noun: a listed one, or an invented one in a third of the cases."""
-        if rng.random() < 0.33:
+        """Draw a noun: a listed or an invented one."""
+        if rng.random() < self.invented_share:
             return self.pseudo_word(rng)
         return self.pick(rng, "NOUNS").replace("_", " ")
 
@@ -123,5 +144,14 @@ class Lexicon:
         return word
 
 
+@cache
+def _heldout_words() -> frozenset[str]:
+    """Every word of the held-out lists, lower case."""
+    lists = (value for value in vars(words_heldout).values() if isinstance(value, tuple))
+    texts = (text for entries in lists for text in entries if isinstance(text, str))
+    return frozenset(word for text in texts for word in text.lower().replace("_", " ").split())
+
+
 TRAIN = Lexicon(heldout=False, words=words)
+TRAIN_DIVERSE = Lexicon(heldout=False, words=words, splice_share=0.6, invented_share=0.55)
 HELDOUT = Lexicon(heldout=True, words=words_heldout)

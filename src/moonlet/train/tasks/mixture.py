@@ -9,8 +9,11 @@ Measured over 2,000 conversations at progress 1 with the tokenizer of ``tokenize
 all tokens are in conversations with tools, 27 % in such that begin with a sum, 13 % with the frame;
 41 % of all tokens are supervised. A sum of one turn has 153 tokens, a tool conversation of one turn
 377 (470 over all turn counts).
+
 Between the bounds of ``DRILL`` long texts are copied too, with digits that repeat: finding the
-place by more than the last token is what sums and calls lack once copying works at all.
+place by more than the last token is what sums and calls lack once copying works at all. From
+``DIVERSE_FROM`` on most invented words are spliced from listed ones: by then the few hundred listed
+words are recalled rather than copied.
 """
 
 import random
@@ -19,13 +22,14 @@ from collections.abc import Iterator
 from moonlet.train.tasks.arithmetic import arithmetic_turn
 from moonlet.train.tasks.frame import frame_turn, repeat_turn, reply_turn
 from moonlet.train.tasks.invented_tools import invented_tool
-from moonlet.train.tasks.lexicon import TRAIN, Lexicon
+from moonlet.train.tasks.lexicon import TRAIN, TRAIN_DIVERSE, Lexicon
 from moonlet.train.tasks.sample import Message, Sample, Style, Turn
 from moonlet.train.tasks.tools import Tool, ask_tool, everyday_tool, tool_turn
 
 RAMP = 0.3
 DRILL = (0.42, 0.85)
 DRILL_SHARE = 0.35
+DIVERSE_FROM = 0.6
 # (thinking, thinking_effort, style of the traces, weight)
 EFFORTS: tuple[tuple[bool, str | None, Style, float], ...] = (
     (True, "max", "max", 45),
@@ -55,14 +59,15 @@ def make_sample(seed: int, index: int, progress: float = 1.0) -> Sample:
     rng = random.Random(f"{seed}:{index}")
     difficulty = min(1.0, max(0.0, progress) / RAMP)
     thinking, effort, style = draw_effort(rng)
+    lexicon = TRAIN_DIVERSE if progress >= DIVERSE_FROM else TRAIN
     if rng.random() < TOOL_SHARE:
-        tools, turns = _tool_conversation(rng, TRAIN, style, difficulty)
+        tools, turns = _tool_conversation(rng, lexicon, style, difficulty)
         task = "tools"
     else:
         drill_share = DRILL_SHARE if DRILL[0] <= progress < DRILL[1] else 0.0
-        tools, turns = None, _plain_conversation(rng, TRAIN, style, difficulty, drill_share)
+        tools, turns = None, _plain_conversation(rng, lexicon, style, difficulty, drill_share)
         task = turns[0].task
-    messages = _system(rng, TRAIN)
+    messages = _system(rng, lexicon)
     for turn in turns:
         messages += turn.messages
     return Sample(
@@ -125,7 +130,8 @@ def _plain_conversation(
     copy_share = 0.30 - 0.26 * difficulty
     turns = []
     for _ in range(count):
-        if rng.random() < drill_share:
+        # no draw outside the phase: its bounds do not move the other samples
+        if drill_share and rng.random() < drill_share:
             turns.append(repeat_turn(rng, lexicon, style, difficulty, is_long=True))
         elif rng.random() < copy_share:
             turns.append(repeat_turn(rng, lexicon, style, difficulty))

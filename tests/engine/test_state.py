@@ -145,6 +145,23 @@ def test_rejected_rows_leave_no_trace(model: Transformer, prefix: int, kept: int
     assert_same_choice(after[2], one_shot(model, neighbour[:12])[9:])
 
 
+@pytest.mark.parametrize("kept", [(2, 3), (0, 1), (4, 0)])
+def test_two_windows_keep_their_own_counts(model: Transformer, kept: tuple[int, int]) -> None:
+    tokens = {1: tokens_of(11, 12), 3: tokens_of(13, 12)}
+    neighbour = tokens_of(12, 12)
+    state = make_state(model.config)
+    run(model, state, {1: (0, tokens[1][:4]), 2: (0, neighbour[:4]), 3: (0, tokens[3][:4])})
+    parts = {1: (4, tokens[1][4:8]), 2: (4, neighbour[4:6]), 3: (4, tokens[3][4:7])}
+    meta, _ = run(model, state, parts, tentative={1, 3})
+    state.commit(meta, [kept[0], 0, kept[1]])
+    for slot, count in zip((1, 3), kept, strict=True):
+        start = 4 + count
+        after = run(model, state, {slot: (start, tokens[slot][start : start + 4])})[1][slot]
+        assert_same_choice(after, one_shot(model, tokens[slot][: start + 4])[start:])
+    after = run(model, state, {2: (6, neighbour[6:9])})[1][2]
+    assert_same_choice(after, one_shot(model, neighbour[:9])[6:])
+
+
 def test_window_of_one_row(model: Transformer) -> None:
     tokens = tokens_of(4, 8)
     state = make_state(model.config)

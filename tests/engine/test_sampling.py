@@ -226,6 +226,30 @@ def test_cached_parameters_follow_the_batch() -> None:
         assert second[0].id == best[0]
 
 
+def test_cached_parameters_end_with_their_request() -> None:
+    sampler, logits = Sampler(W), random_logits(1, 3)
+    hot = sequence("a", temperature=1e6, seed=1)
+    assert sampler.sample(logits, [hot])[0].id != int(logits.argmax())
+    sampler.forget(hot)
+    cold = sequence("a", temperature=1e-6, seed=1)
+    assert sampler.sample(logits, [cold])[0].id == int(logits.argmax())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_overflowing_penalty_fails_alone(temperature: float) -> None:
+    logits = random_logits(3, 4)
+    best = logits.argmax(dim=1).tolist()
+    owners = [
+        sequence("a", temperature=temperature, top_k=1),
+        sequence("b", best[1:2], temperature=temperature, repetition_penalty=1e-300),
+        sequence("c", temperature=temperature, top_k=1),
+    ]
+    result = Sampler(W).sample(logits, owners)
+    assert [sampled.error is None for sampled in result] == [True, False, True]
+    assert "penalties" in str(result[1].error)
+    assert [result[0].id, result[2].id] == [best[0], best[2]]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_bad_row_fails_alone(bad: float, temperature: float) -> None:

@@ -12,6 +12,7 @@ Shapes: Q rows with logits, M rows that are drawn, W vocabulary.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from moonlet.core.constraint import TokenConstraint
 from moonlet.engine.request import SamplingParams, Sequence, TokenLogprobs
 
 __all__ = ["PenaltyCounts", "Sampled", "Sampler", "distribution", "draw", "uniform"]
+
+_NOTHING_ALLOWED = "the constraint allows no token here"
+_PENALTIES_OVERFLOW = "the penalties leave no finite distribution for this request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,9 @@ class Sampler:
     def forget(self, sequence: Sequence) -> None:
         """Drop what is remembered of a sequence that has ended."""
         self._penalties.pop(sequence.request_id, None)
+        # the id may come again, with other parameters
+        if sequence.request_id in self._cached_key:
+            self._cached_key = ()
 
     def tracked(self) -> set[str]:
         """Ids of the requests with remembered penalty counts."""
@@ -238,9 +245,11 @@ class Sampler:
                 except Exception as error:
                     errors[row] = f"the constraint failed: {error}"
                     continue
-                if not bool(torch.isfinite(logits_W.max())):
-                    errors[row] = "the constraint allows no token here"
-                    continue
+            best = float(logits_W.max())
+            if not math.isfinite(best):
+                is_empty = best == -math.inf
+                errors[row] = _NOTHING_ALLOWED if is_empty else _PENALTIES_OVERFLOW
+                continue
             if adjusted_QW is logits_QW:
                 adjusted_QW = logits_QW.clone()
             adjusted_QW[row] = logits_W

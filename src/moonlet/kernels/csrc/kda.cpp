@@ -7,84 +7,19 @@
 #include "training.h"
 
 #include "lanes.h"
+#include "products.h"
 
 namespace moonlet {
 namespace MOONLET_ISA {
 namespace {
 
 constexpr int64_t kRows = 32;
-constexpr int64_t kMaxSize = 128;
 constexpr float kNormEps = 1e-6f;
 
-typedef float RowsBySize[kRows * kMaxSize];
-typedef float SizeByRows[kMaxSize * kRows];
-typedef float SizeBySize[kMaxSize * kMaxSize];
+typedef float RowsBySize[kRows * kMaxHeadSize];
+typedef float SizeByRows[kMaxHeadSize * kRows];
+typedef float SizeBySize[kMaxHeadSize * kMaxHeadSize];
 typedef float RowsByRows[kRows * kRows];
-
-// Left operand of a product: element (i, k) at data[i * row + k * column].
-struct Left {
-  const float* data;
-  int64_t row, column;
-};
-
-// out[R][16 * P] (+)= left[R][depth] right[depth][16 * P]; the sums stay in registers.
-template <int R, int P>
-MOONLET_INLINE void tile(float* out, int64_t ldo, Left left, const float* right, int64_t ldr,
-                         int64_t depth, float scale, bool adds) {
-  Lanes sum[R][P] = {};
-  for (int64_t k = 0; k < depth; ++k) {
-    Lanes r[P];
-    for (int p = 0; p < P; ++p) r[p] = load(right + k * ldr + p * kLanes);
-    for (int i = 0; i < R; ++i) {
-      const float l = left.data[i * left.row + k * left.column];
-      for (int p = 0; p < P; ++p) sum[i][p] += l * r[p];
-    }
-  }
-  for (int i = 0; i < R; ++i) {
-    for (int p = 0; p < P; ++p) {
-      float* o = out + i * ldo + p * kLanes;
-      store(o, adds ? load(o) + scale * sum[i][p] : scale * sum[i][p]);
-    }
-  }
-}
-
-template <int P>
-MOONLET_INLINE void panel(float* out, int64_t ldo, Left left, const float* right, int64_t ldr,
-                          int64_t rows, int64_t depth, float scale, bool adds) {
-  int64_t i = 0;
-  for (; i + 6 <= rows; i += 6) {
-    const Left part = {left.data + i * left.row, left.row, left.column};
-    tile<6, P>(out + i * ldo, ldo, part, right, ldr, depth, scale, adds);
-  }
-  for (; i + 2 <= rows; i += 2) {
-    const Left part = {left.data + i * left.row, left.row, left.column};
-    tile<2, P>(out + i * ldo, ldo, part, right, ldr, depth, scale, adds);
-  }
-  if (i < rows) {
-    const Left part = {left.data + i * left.row, left.row, left.column};
-    tile<1, P>(out + i * ldo, ldo, part, right, ldr, depth, scale, adds);
-  }
-}
-
-// out (+)= scale * left right; columns is a multiple of 16.
-__attribute__((noinline)) void multiply(float* out, int64_t ldo, Left left, const float* right,
-                                        int64_t ldr, int64_t rows, int64_t depth, int64_t columns,
-                                        float scale, bool adds) {
-  int64_t j = 0;
-  for (; j + 32 <= columns; j += 32) {
-    panel<2>(out + j, ldo, left, right + j, ldr, rows, depth, scale, adds);
-  }
-  if (j < columns) panel<1>(out + j, ldo, left, right + j, ldr, rows, depth, scale, adds);
-}
-
-// out[columns][rows rounded up to ldo] = in[rows][columns] transposed, zeros beyond rows.
-void transpose(float* out, int64_t ldo, const float* in, int64_t ldi, int64_t rows,
-               int64_t columns) {
-  for (int64_t j = 0; j < columns; ++j) {
-    for (int64_t i = 0; i < rows; ++i) out[j * ldo + i] = in[i * ldi + j];
-    for (int64_t i = rows; i < ldo; ++i) out[j * ldo + i] = 0.0f;
-  }
-}
 
 // The raw rows of one chunk of one head; consecutive rows are `stride` (or value_stride) apart.
 struct Source {
@@ -105,9 +40,9 @@ struct Chunk {
   RowsBySize fresh_u, fresh_w;    // U and W
   RowsBySize fresh;               // V~ = U - W S
   float rq[kRows], rk[kRows], beta[kRows];
-  float end[kMaxSize];            // exp(G_C)
-  float middle[kMaxSize];         // exp(G at the middle row)
-  float tail[kMaxSize];           // exp(G_C - G at the middle row)
+  float end[kMaxHeadSize];            // exp(G_C)
+  float middle[kMaxHeadSize];         // exp(G at the middle row)
+  float tail[kMaxHeadSize];           // exp(G_C - G at the middle row)
 };
 
 MOONLET_INLINE float squared_norm(const float* x, int64_t size) {
@@ -232,7 +167,8 @@ Source source_of(const float* q, const float* k, const float* v, const float* z,
 
 void decay_state(float* state, const float* end, int64_t K, int64_t V) {
   for (int64_t i = 0; i < K; ++i) {
-    for (int64_t c = 0; c < V; c += kLanes) store(state + i * V + c, end[i] * load(state + i * V + c));
+    float* row = state + i * V;
+    for (int64_t c = 0; c < V; c += kLanes) store(row + c, end[i] * load(row + c));
   }
 }
 
@@ -273,7 +209,7 @@ struct Gradient {
   SizeByRows fresh_t, u_t, w_t;
   RowsByRows reads, pairs, system;
   float beta[kRows];
-  float end[kMaxSize];
+  float end[kMaxHeadSize];
 };
 
 // From dO and dS' to the gradients of the chunk's factors; dstate becomes that of the entering S.

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include <system_error>
+#include <exception>
 #include <thread>
 
 #include "isa.h"
@@ -60,7 +60,7 @@ const IsaTable* table_of(int32_t level) {
   return &scalar::isa_table;
 }
 
-// Runs work(first, last) over [0, count), split over at most num_threads threads; joins by blocking.
+// Runs work(first, last) over [0, count) on at most num_threads threads; joins by blocking.
 template <typename Work>
 void split(int64_t count, int64_t elements, int32_t num_threads, const Work& work) {
   int64_t wanted = elements / kMinElementsPerThread;
@@ -77,8 +77,8 @@ void split(int64_t count, int64_t elements, int32_t num_threads, const Work& wor
     const int64_t last = count * (i + 1) / wanted;
     try {
       threads[i] = std::thread(work, first, last);
-    } catch (const std::system_error&) {
-      break;  // no thread to be had: the caller's thread does the rest
+    } catch (const std::exception&) {
+      break;  // no thread or no memory for one: the caller's thread does the rest
     }
     first = last;
   }

@@ -111,8 +111,8 @@ MOONLET_API int32_t moonlet_short_conv_backward(const float* x, const float* wei
 
 /* Kimi Delta Attention with the lower-bound gate, 32 rows a chunk. q, k, z are [rows, heads,
  * key_size], v and out [rows, heads, value_size], beta [rows, heads], states [num_seqs, heads,
- * key_size, value_size]; head sizes are at most 128. entering, when given, receives the state before
- * every chunk [chunks, heads, ...] in the order of sequences; the backward needs it. */
+ * key_size, value_size]; head sizes are at most 128. entering, when given, receives the state
+ * before every chunk [chunks, heads, ...] in the order of sequences; the backward needs it. */
 MOONLET_API int32_t moonlet_kda_forward(const float* q, const float* k, const float* v,
                                         const float* z, const float* beta, const float* a_log,
                                         const float* dt_bias, float lower_bound, const float* state,

@@ -10,8 +10,6 @@ namespace moonlet {
 namespace MOONLET_ISA {
 namespace {
 
-constexpr int64_t kMaxSources = 64;
-
 struct Situ {
   Lanes value, dgate, dup;
 };

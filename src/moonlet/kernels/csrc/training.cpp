@@ -12,8 +12,6 @@ namespace moonlet {
 namespace {
 
 constexpr int64_t kLanes = 16;
-constexpr int64_t kMaxSources = 64;
-constexpr int64_t kMaxHeadSize = 128;
 
 const RowTable* rows_of(int32_t level) {
   if (level < 0 || level > moonlet_isa_level()) return nullptr;

@@ -7,6 +7,10 @@
 
 namespace moonlet {
 
+// Limits that the checks of the C interface and the buffers of the operators share.
+constexpr int64_t kMaxSources = 64;
+constexpr int64_t kMaxHeadSize = 128;
+
 struct KdaShape {
   int64_t num_seqs, num_heads, key_size, value_size;
 };

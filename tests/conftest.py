@@ -42,6 +42,8 @@ def _poison_fresh_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """An element nobody wrote shows up as NaN instead of as whatever the allocator left."""
     torch = sys.modules.get("torch")
     if torch is not None:
+        # training switches this on for its thread; no test may inherit it
+        torch.set_flush_denormal(False)
         for owner, name in (
             (torch, "empty"),
             (torch, "empty_like"),

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from moonlet.core.errors import BackendUnavailable, ConfigError, ShapeError
-from moonlet.kernels import _native, mxfp4
+from moonlet.kernels import _native, microscaling, mxfp4
 from tests.golden_data import count_vectors, golden_dir, require
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -196,6 +196,22 @@ def test_other_dtypes_come_from_the_reference() -> None:
     assert torch.equal(mxfp4.dequantize(packed, scale, torch.float16), want)
     with pytest.raises(BackendUnavailable, match="cpu"):
         mxfp4.dequantize(packed, scale, torch.float16, backend="cpu")
+
+
+def test_scale_tables_are_right_when_first_made_by_a_thread_that_flushes() -> None:
+    for table in (microscaling.scale_values, microscaling.inverse_scale_values):
+        table.cache_clear()
+    device = torch.device("cpu")
+    assert torch.set_flush_denormal(True)
+    try:
+        scales = microscaling.scale_values(device)
+        inverses = microscaling.inverse_scale_values(device)
+    finally:
+        torch.set_flush_denormal(False)
+    powers = [2.0 ** (s - 127) for s in range(255)]
+    assert scales[:255].tolist() == powers
+    assert scales[255].isnan()
+    assert inverses.tolist() == [*(1 / x for x in powers), 0.0]
 
 
 def test_mistakes_are_named() -> None:

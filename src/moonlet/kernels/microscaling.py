@@ -1,8 +1,9 @@
 """What the MX formats share: groups of 32 elements with one E8M0 scale byte.
 
 A scale byte `s` stands for 2^(s - 127); 255 is NaN (OCP Microscaling Formats v1.0, section 5.4.1).
-Powers of two come from tables made with exact Python floats, so that 2^-127, a float32 subnormal,
-is right. `mxfp4.py` and `mxfp8.py` add their element formats.
+Powers of two come from tables made of bit patterns, so that 2^-127, a float32 subnormal, is right
+whatever the floating-point mode of the thread that makes them first. `mxfp4.py` and `mxfp8.py` add
+their element formats.
 
 Shape letters: I elements of the last axis (a multiple of 32), G = I / 32 groups.
 """
@@ -31,6 +32,9 @@ __all__ = [
 GROUP_SIZE = 32
 NAN_SCALE = 255
 
+_NAN_BITS = 0x7FC00000
+_SUBNORMAL_BITS = 0x00400000  # of 2^-127
+
 
 def groups(x: Tensor) -> Tensor:
     """View [..., I] as detached float32 [..., G, 32].
@@ -57,8 +61,7 @@ def ceil_exponent(x: Tensor) -> Tensor:
         int32, ceil(log2(x)) + 127, and 0 for everything up to 2^-127.
     """
     bits = x.view(torch.int32)
-    # 2^-127 is the subnormal with the pattern 0x400000
-    return torch.where(bits <= 0x400000, 0, (bits + 0x7FFFFF) >> 23)
+    return torch.where(bits <= _SUBNORMAL_BITS, 0, (bits + 0x7FFFFF) >> 23)
 
 
 def as_scale(biased_G: Tensor, amax_G: Tensor) -> Tensor:
@@ -78,15 +81,20 @@ def as_scale(biased_G: Tensor, amax_G: Tensor) -> Tensor:
 @cache
 def scale_values(device: torch.device) -> Tensor:
     """2^(s - 127) for each scale byte s, float32 [256]."""
-    values = [2.0 ** (s - 127) for s in range(255)] + [float("nan")]
-    return torch.tensor(values, dtype=torch.float32, device=device)
+    bits = [_power_bits(s - 127) for s in range(255)] + [_NAN_BITS]
+    return torch.tensor(bits, dtype=torch.int32, device=device).view(torch.float32)
 
 
 @cache
 def inverse_scale_values(device: torch.device) -> Tensor:
     """2^(127 - s) for each scale byte s, float32 [256]; 0 at the NaN scale, where codes are 0."""
-    values = [2.0 ** (127 - s) for s in range(255)] + [0.0]
-    return torch.tensor(values, dtype=torch.float32, device=device)
+    bits = [_power_bits(127 - s) for s in range(255)] + [0]
+    return torch.tensor(bits, dtype=torch.int32, device=device).view(torch.float32)
+
+
+def _power_bits(exponent: int) -> int:
+    """float32 pattern of 2^exponent for an exponent in [-127, 127]."""
+    return (exponent + 127) << 23 if exponent > -127 else _SUBNORMAL_BITS
 
 
 def straight_through(x: Tensor, rounded: Tensor) -> Tensor:

@@ -70,3 +70,11 @@ def test_very_long_stop_string_costs_linear_time() -> None:
 def test_empty_stop_string_is_refused() -> None:
     with pytest.raises(ConfigError, match="empty"):
         StopStrings(["a", ""])
+
+
+def test_flush_starts_afresh() -> None:
+    matcher = StopStrings(["ab", "xyz"])
+    assert matcher.push("1a").text == "1"
+    assert matcher.flush() == "a"
+    assert matcher.push("b2") == ("b2", None)
+    assert matcher.push("ab") == ("", "ab")

@@ -117,12 +117,14 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -5}, "max_tokens"),
     ({"max_tokens": 2.0}, "max_tokens"),
     ({"max_tokens": 10**40}, "max_tokens"),
     ({"max_completion_tokens": "many"}, "max_completion_tokens"),
-    ({"max_completion_tokens": 10_000}, "max_tokens"),
+    ({"max_completion_tokens": 10_000}, "max_completion_tokens"),
+    ({"max_completion_tokens": 10_000, "max_tokens": 1}, "max_completion_tokens"),
     ({"n": 0}, "n"),
     ({"n": "2"}, "n"),
     ({"stop": ""}, "stop"),
@@ -151,6 +153,21 @@ def test_malformed_chat_bodies_name_the_field(
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
     assert running.engine.stats() == before
+
+
+def test_stop_strings_are_bounded_together() -> None:
+    # building the matchers takes time in proportion, on the thread that serves everybody
+    body = {"model": MODEL, "messages": USER, "stop": ["a" * 32_768] * 2}
+    check_chat(validated(ChatRequest, body), body)
+    longer = {**body, "stop": [*body["stop"], "b"]}
+    with pytest.raises(RequestError, match="65537 characters") as caught:
+        check_chat(validated(ChatRequest, longer), longer)
+    assert caught.value.param == "stop"
+
+
+def test_another_spelling_of_a_path_is_no_redirect(running: Running) -> None:
+    response = running.post("/v1/chat/completions/", {"model": MODEL, "messages": USER})
+    assert _error(response, 404)["type"] == "resource_not_found_error"
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [

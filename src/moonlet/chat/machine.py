@@ -92,6 +92,11 @@ class ChannelMachine:
         """Whether the message is over and further items are ignored."""
         return self._state is Channel.DONE
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning text so far."""
+        return self._reasoning_tokens
+
     def text(self, text: str, num_tokens: int) -> None:
         """Consume text that `num_tokens` ordinary tokens spelled (possibly "")."""
         if self._header is None:

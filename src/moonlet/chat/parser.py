@@ -132,6 +132,11 @@ class Parser:
         self._machine.finish(engine_finish)
         return self._machine.drain()
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning text so far; as in `result`, without putting the message together."""
+        return self._machine.reasoning_tokens
+
     def result(self) -> ParsedMessage:
         """Return the parsed message; final once `finish` was called."""
         return self._machine.result()

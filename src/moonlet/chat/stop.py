@@ -86,6 +86,8 @@ class StopStrings:
         return StopMatch(pending[:cut], None)
 
     def flush(self) -> str:
-        """Return the held text at the end of the stream."""
+        """Return the held text at the end of a stretch of text; matching starts afresh."""
+        for pattern in self._patterns:
+            pattern.length = 0
         held, self._held = self._held, ""
         return held

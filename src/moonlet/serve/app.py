@@ -33,7 +33,9 @@ def create_app(engine: Engine, tokenizer: Tokenizer, config: ServeConfig) -> Fas
     Returns:
         An ASGI application; its `Service` is ``app.state.service``.
     """
-    app = FastAPI(title="moonlet", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="moonlet", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
     app.state.service = Service(engine, tokenizer, config)
     install_error_handlers(app)
     app.include_router(health.router)

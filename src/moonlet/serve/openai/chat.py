@@ -109,7 +109,13 @@ def _submit(
     """Check the lengths and hand the prompt to the engine."""
     config = service.config
     num_prompt = len(prompt.ids)
-    check_length(num_prompt, body.output_limit, config.max_model_len, "messages")
+    check_length(
+        num_prompt,
+        body.output_limit,
+        config.max_model_len,
+        prompt_field="messages",
+        limit_field=body.limit_field,
+    )
     sampling = sampling_params(
         body,
         config.defaults,

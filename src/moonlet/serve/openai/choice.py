@@ -122,7 +122,7 @@ class ChatChoice:
     @property
     def reasoning_tokens(self) -> int:
         """Tokens of reasoning text so far."""
-        return self._parser.result().reasoning_tokens
+        return self._parser.reasoning_tokens
 
     def call_id(self, index: int) -> str:
         """Return the id of a call of this message."""
@@ -186,10 +186,8 @@ class ChatChoice:
         return self._add_content(text)
 
     def _flush_content(self) -> list[Event]:
-        """Release text that was held as a possible stop string; matching starts afresh."""
-        held = self._stop.flush()
-        self._stop = StopStrings(self._options.stop)
-        return self._add_content(held)
+        """Release text that was held as a possible stop string."""
+        return self._add_content(self._stop.flush())
 
     def _add_content(self, text: str) -> list[Event]:
         if not text:

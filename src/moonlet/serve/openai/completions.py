@@ -130,7 +130,13 @@ def _submit(service: Service, body: CompletionRequest, prompts: list[list[int]])
     config = service.config
     samplings: list[SamplingParams] = []
     for ids in prompts:
-        check_length(len(ids), body.max_tokens, config.max_model_len, "prompt")
+        check_length(
+            len(ids),
+            body.max_tokens,
+            config.max_model_len,
+            prompt_field="prompt",
+            limit_field="max_tokens",
+        )
         room = config.max_model_len - len(ids)
         sampling = sampling_params(
             body,

@@ -122,8 +122,22 @@ async def encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(text, allow_special=True)
 
 
-def check_length(num_prompt: int, limit: int | None, max_model_len: int, param: str) -> None:
+def check_length(
+    num_prompt: int,
+    limit: int | None,
+    max_model_len: int,
+    *,
+    prompt_field: str,
+    limit_field: str,
+) -> None:
     """Check that prompt and explicit output limit fit the context.
+
+    Args:
+        num_prompt: Tokens of the prompt.
+        limit: Explicit output limit, None without one.
+        max_model_len: Tokens of the context.
+        prompt_field: Field to blame for a long prompt.
+        limit_field: Field to blame for a limit that leaves the context.
 
     Raises:
         PromptTooLong: They do not; the message names both lengths.
@@ -133,7 +147,7 @@ def check_length(num_prompt: int, limit: int | None, max_model_len: int, param: 
             f"the prompt has {num_prompt} tokens and this server's context holds "
             f"{max_model_len}, output included; shorten the prompt",
             code="context_length_exceeded",
-            param=param,
+            param=prompt_field,
         )
     if limit is not None and num_prompt + limit > max_model_len:
         raise PromptTooLong(
@@ -141,7 +155,7 @@ def check_length(num_prompt: int, limit: int | None, max_model_len: int, param: 
             f"server's context holds {max_model_len}; ask for at most "
             f"{max_model_len - num_prompt}",
             code="context_length_exceeded",
-            param="max_tokens",
+            param=limit_field,
         )
 
 

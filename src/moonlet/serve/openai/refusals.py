@@ -12,6 +12,7 @@ from typing import Any
 from moonlet.core.errors import RequestError
 from moonlet.serve.errors import unsupported
 from moonlet.serve.openai.schema import (
+    MAX_STOP_CHARS,
     ChatRequest,
     CompletionRequest,
     Message,
@@ -120,6 +121,11 @@ def _check_sampling(body: SamplingFields) -> None:
         raise unsupported("logit_bias is not built", "logit_bias")
     if body.min_tokens:
         raise unsupported("min_tokens is not built", "min_tokens")
+    num_chars = sum(map(len, body.stop_strings))
+    if num_chars > MAX_STOP_CHARS:
+        raise RequestError(
+            f"stop has {num_chars} characters; at most {MAX_STOP_CHARS} together", param="stop"
+        )
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
 

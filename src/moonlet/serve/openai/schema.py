@@ -27,9 +27,10 @@ __all__ = [
 TOOL_NAME = r"^[a-zA-Z_][a-zA-Z0-9_-]*$"
 MAX_TOOLS = 128
 MAX_TOP_LOGPROBS = 20
+MAX_STOP_CHARS = 65_536
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, lt=2**63)]
 TokenId = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, StringConstraints(min_length=1)]
 # far above any use; every generated character is compared with each of them
@@ -169,7 +170,7 @@ class SamplingFields(Body):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     presence_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2.0, le=2.0)] | None = None
-    repetition_penalty: Annotated[Finite, Field(gt=0.0, le=10.0)] | None = None
+    repetition_penalty: Annotated[Finite, Field(ge=1e-3, le=10.0)] | None = None
     max_tokens: Count | None = None
     stop: StopString | StopStrings | None = None
     stop_token_ids: list[TokenId] | None = None
@@ -216,7 +217,12 @@ class ChatRequest(SamplingFields, PromptFields):
     @property
     def output_limit(self) -> int | None:
         """The explicit output limit, if any."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return getattr(self, self.limit_field)
+
+    @property
+    def limit_field(self) -> str:
+        """Name of the field that holds the output limit; the newer one wins."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
 
 class CompletionRequest(SamplingFields):

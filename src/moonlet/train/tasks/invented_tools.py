@@ -88,9 +88,8 @@ def invented_tool(
     """
     noun = noun or lexicon.noun(rng)
     is_lookup = rng.random() < 0.5
-    count = rng.choices(
-        (1, 2, 3), weights=(5 - 2 * difficulty, 1 + 1.5 * difficulty, 0.2 + 1.2 * difficulty)
-    )[0]
+    more = difficulty * (0.4 + 0.6 * lexicon.odd_share)
+    count = rng.choices((1, 2, 3), weights=(5 - 2 * more, 1 + 1.5 * more, 0.2 + 1.2 * more))[0]
     slots = {
         "noun": noun, "Noun": noun.capitalize(),
         "verb": lexicon.pick(rng, "GET_VERBS" if is_lookup else "ACT_VERBS"),
@@ -128,7 +127,7 @@ def _tool_name(
 ) -> str:
     noun, attr = slots["noun"].replace(" ", "_"), slots["attr"]
     verb = slots["verb"].replace(" ", "_").replace("look_up", "lookup")
-    if rng.random() < 0.25:
+    if rng.random() < 0.25 * lexicon.odd_share:
         parts = [lexicon.pseudo_word(rng, rng.choice((1, 2))) for _ in range(rng.choice((1, 2, 2)))]
     elif is_lookup:
         # names of listed words only would repeat across the split; every form holds an open word
@@ -166,7 +165,7 @@ def _draw_params(
         else:
             json_kind = rng.choice(("string", "string", "integer", "number", "boolean"))
             name = rng.choice(NEUTRAL_NAMES[json_kind])
-            if rng.random() < 0.2:
+            if rng.random() < 0.2 * lexicon.odd_share:
                 name = lexicon.pseudo_word(rng)
             kind, phrases, describe = rng.choice(_NEUTRAL_KINDS[json_kind]), (), ""
             if rng.random() < 0.33:

@@ -8,7 +8,7 @@ of what training has seen.
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
 
@@ -71,12 +71,15 @@ class Lexicon:
         splice_share: Share of invented words that join the head of one listed word to the tail of
             another instead of syllables.
         invented_share: Share of nouns that are invented.
+        odd_share: How often tools and requests take odd forms (meaningless names, three arguments,
+            texts of several words without quotes): 1 as often as ordinary ones, 0 never.
     """
 
     heldout: bool
     words: ModuleType
     splice_share: float = 0.0
     invented_share: float = 0.33
+    odd_share: float = 1.0
 
     def allows(self, kind: str, text: str) -> bool:
         """Return whether an invented item may be used on this side."""
@@ -154,4 +157,6 @@ def _heldout_words() -> frozenset[str]:
 
 TRAIN = Lexicon(heldout=False, words=words)
 TRAIN_DIVERSE = Lexicon(heldout=False, words=words, splice_share=0.6, invented_share=0.55)
-HELDOUT = Lexicon(heldout=True, words=words_heldout)
+# what people write: the late phase of training, and the evaluation
+TRAIN_NATURAL = replace(TRAIN_DIVERSE, odd_share=0.15)
+HELDOUT = Lexicon(heldout=True, words=words_heldout, odd_share=0.15)

@@ -13,7 +13,8 @@ all tokens are in conversations with tools, 27 % in such that begin with a sum, 
 Between the bounds of ``DRILL`` long texts are copied too, with digits that repeat: finding the
 place by more than the last token is what sums and calls lack once copying works at all. From
 ``DIVERSE_FROM`` on most invented words are spliced from listed ones: by then the few hundred listed
-words are recalled rather than copied.
+words are recalled rather than copied. From ``NATURAL_FROM`` on tools and requests take odd forms
+seldom, as the evaluation does.
 """
 
 import random
@@ -22,14 +23,15 @@ from collections.abc import Iterator
 from moonlet.train.tasks.arithmetic import arithmetic_turn
 from moonlet.train.tasks.frame import frame_turn, repeat_turn, reply_turn
 from moonlet.train.tasks.invented_tools import invented_tool
-from moonlet.train.tasks.lexicon import TRAIN, TRAIN_DIVERSE, Lexicon
+from moonlet.train.tasks.lexicon import TRAIN, TRAIN_DIVERSE, TRAIN_NATURAL, Lexicon
 from moonlet.train.tasks.sample import Message, Sample, Style, Turn
 from moonlet.train.tasks.tools import Tool, ask_tool, everyday_tool, tool_turn
 
 RAMP = 0.3
-DRILL = (0.42, 0.85)
+DRILL = (0.38, 0.67)
 DRILL_SHARE = 0.35
-DIVERSE_FROM = 0.6
+DIVERSE_FROM = 0.55
+NATURAL_FROM = 0.67
 # (thinking, thinking_effort, style of the traces, weight)
 EFFORTS: tuple[tuple[bool, str | None, Style, float], ...] = (
     (True, "max", "max", 45),
@@ -39,6 +41,7 @@ EFFORTS: tuple[tuple[bool, str | None, Style, float], ...] = (
     (True, None, "max", 5),
 )
 TOOL_SHARE = 0.45
+NATURAL_TOOL_SHARE = 0.5
 SYSTEM_SHARE = 0.18
 # calls per conversation are few: a tool turn is about three times as long as another turn
 _PLAIN_TURNS = ((1, 2, 3, 4, 5), (40, 15, 15, 15, 15))
@@ -59,8 +62,8 @@ def make_sample(seed: int, index: int, progress: float = 1.0) -> Sample:
     rng = random.Random(f"{seed}:{index}")
     difficulty = min(1.0, max(0.0, progress) / RAMP)
     thinking, effort, style = draw_effort(rng)
-    lexicon = TRAIN_DIVERSE if progress >= DIVERSE_FROM else TRAIN
-    if rng.random() < TOOL_SHARE:
+    lexicon, tool_share = _phase(progress)
+    if rng.random() < tool_share:
         tools, turns = _tool_conversation(rng, lexicon, style, difficulty)
         task = "tools"
     else:
@@ -74,6 +77,13 @@ def make_sample(seed: int, index: int, progress: float = 1.0) -> Sample:
         messages=messages, tools=[t.declaration() for t in tools] if tools else None,
         thinking=thinking, thinking_effort=effort, task=task, turns=tuple(turns),
     )  # fmt: skip
+
+
+def _phase(progress: float) -> tuple[Lexicon, float]:
+    """Return the vocabulary and the share of tool conversations at a progress."""
+    if progress >= NATURAL_FROM:
+        return TRAIN_NATURAL, NATURAL_TOOL_SHARE
+    return (TRAIN_DIVERSE if progress >= DIVERSE_FROM else TRAIN), TOOL_SHARE
 
 
 def samples(seed: int, start: int = 0, progress: float = 1.0) -> Iterator[Sample]:

@@ -7,9 +7,8 @@ attribute then stands in its description and in the request, which is how the ri
 Fixed style of the assistant:
 
 * calls give the arguments in alphabetical order, as the declaration shows them;
-* the think channel names the tool (low), adds the argument names (high),
-or writes every argument on
-  its own line (max);
+* the think channel names the tool (low), adds the argument names (high), or writes every argument
+  on its own line (max); the name starts a line, so that its tokens are those of the call;
 * the final response lists a JSON object as ``key: value, key: value`` and repeats any other result
   word for word.
 
@@ -155,7 +154,7 @@ def ask_tool(rng: random.Random, lexicon: Lexicon, tool: Tool) -> Ask:
         param = tool.params[int(index)]
         value = _draw(rng, lexicon, param)
         arguments[param.name] = value.value
-        texts[index] = _spell(rng, param, value)
+        texts[index] = _spell(rng, lexicon, param, value)
     text = _SLOT.sub(lambda match: texts[match[1]], template)
     call = ExpectedCall(name=tool.name, arguments=dict(sorted(arguments.items())))
     result, values = _make_result(rng, lexicon, tool, arguments)
@@ -183,8 +182,9 @@ def _draw(rng: random.Random, lexicon: Lexicon, param: Param) -> Value:
     return make_value(rng, lexicon, param.kind)
 
 
-def _spell(rng: random.Random, param: Param, value: Value) -> str:
-    if param.kind in _QUOTABLE and rng.random() < (0.3 if " " in value.text else 0.1):
+def _spell(rng: random.Random, lexicon: Lexicon, param: Param, value: Value) -> str:
+    quoted = 0.9 - 0.6 * lexicon.odd_share if " " in value.text else 0.1
+    if param.kind in _QUOTABLE and rng.random() < quoted:
         mark = rng.choice("\"'")
         return f"{mark}{value.text}{mark}"
     return value.text
@@ -295,11 +295,11 @@ def tool_turn(asks: list[Ask], style: Style, first_id: int = 0) -> Turn:
 
 def _plan(call: ExpectedCall, style: Style) -> str:
     if style == "max":
-        lines = [f"Use {call.name}"]
+        lines = ["Use", call.name]
         lines += [f"{key}: {_as_text(value)}" for key, value in call.arguments.items()]
         return "\n".join(lines)
     if style == "high" and call.arguments:
-        return f"Use {call.name}: {', '.join(call.arguments)}"
+        return f"Use\n{call.name}: {', '.join(call.arguments)}"
     return call.name
 
 

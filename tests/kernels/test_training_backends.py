@@ -258,6 +258,27 @@ def test_native_operators_refuse_other_dtypes() -> None:
         native_norm.rms_norm(torch.zeros(2, 16, dtype=torch.float64), torch.ones(16), 1e-5)
 
 
+@needs_native
+def test_native_operators_refuse_shapes_the_library_would_read_past() -> None:
+    x, w, rows = torch.zeros(2, 32), torch.ones(16), Ragged.build([2])
+    kda_inputs = [torch.zeros(2, 1, 16)] * 4 + [torch.zeros(2, 1), torch.zeros(1)]
+    state = torch.zeros(1, 1, 16, 16)
+    calls = {
+        "weight": lambda: native_norm.rms_norm(x, w, 1e-5),
+        "gate": lambda: native_norm.gated_rms_norm(x, torch.ones(32), x[:1], 1e-5),
+        "up": lambda: native_situ.situ_glu(x, x[:1], 4.0, 25.0),
+        "block": lambda: native_attn_res.attn_res_mix([x[:1]], x, torch.ones(32), 1e-5),
+        "carry": lambda: native_conv.short_conv(x, x.new_ones(32, 4), x.new_ones(1, 16, 3), rows),
+        "dt_bias": lambda: native_kda.kda_chunk(*kda_inputs, torch.zeros(1, 8), -5.0, state, rows),
+        "q": lambda: native_kda.kda_chunk(
+            *kda_inputs, torch.zeros(1, 16), -5.0, state, Ragged.build([3])
+        ),
+    }
+    for name, run in calls.items():
+        with pytest.raises(ShapeError, match=f"^{name} has shape"):
+            run()
+
+
 @pytest.mark.parametrize(
     ("seq_lens", "starts"), [((5, 200, 129, 1), (0, 3, 0, 2)), ((3,), (0,)), ((128,), (0,))]
 )

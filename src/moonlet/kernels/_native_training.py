@@ -1,7 +1,8 @@
 """Calls of the native training operators: every tensor is checked, then its address handed over.
 
-The autograd functions beside each reference (``<op>/native.py``) are the callers. All tensors are
-contiguous and on the CPU; float32, and int64 for row numbers. The work runs on the calling thread.
+The operators beside each reference (``<op>/native.py``) are the callers: they check shapes with
+`require_shape`, `call` checks dtype, device and layout. All tensors are contiguous and on the CPU;
+float32, and int64 for row numbers. The work runs on the calling thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from moonlet.core.config import ModelConfig
 from moonlet.core.errors import BackendError, BackendUnavailable, ShapeError
 from moonlet.kernels import _native
 
-__all__ = ["LANES", "MAX_HEAD_SIZE", "call", "pointers", "refusal", "run_starts"]
+__all__ = [
+    "LANES",
+    "MAX_HEAD_SIZE",
+    "call",
+    "pointers",
+    "refusal",
+    "require_shape",
+    "run_starts",
+]
 
 LANES = 16
 MAX_HEAD_SIZE = 128
@@ -52,6 +61,16 @@ def _level() -> int:
         _, reason = _native.availability()
         raise BackendUnavailable("native training operators", {"native": reason})
     return _native.isa_levels().index(level)
+
+
+def require_shape(name: str, tensor: Tensor, *shape: int) -> None:
+    """Check a shape that the library would trust.
+
+    Raises:
+        ShapeError: ``tensor`` has another shape.
+    """
+    if tuple(tensor.shape) != shape:
+        raise ShapeError(f"{name} has shape {list(tensor.shape)}; {list(shape)} is needed")
 
 
 def pointers(tensors: Sequence[Tensor]) -> Tensor:

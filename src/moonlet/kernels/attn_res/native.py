@@ -53,5 +53,8 @@ def attn_res_mix(
     """Arguments and result as in `reference.attn_res_mix`; float32, multiples of 16 only."""
     if not blocks:
         return prefix_TD
+    for block_TD in blocks:
+        _native_training.require_shape("block", block_TD, *prefix_TD.shape)
+    _native_training.require_shape("weight", weight_D, prefix_TD.shape[-1])
     sources = [x.contiguous() for x in (*blocks, prefix_TD)]
     return _Mix.apply(weight_D.contiguous(), eps, *sources)

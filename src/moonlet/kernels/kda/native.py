@@ -99,6 +99,19 @@ def kda_chunk(
         raise ShapeError(f"native KDA needs a gate bound in [{LOWEST_BOUND}, 0), got {lower_bound}")
     if emit_at_E is not None:
         return chunkwise.kda_chunk(*inputs, lower_bound, state_SHKV, ragged, emit_at_E)
+    _require_shapes(inputs, state_SHKV, ragged)
     packed = [x.contiguous() for x in inputs]
     o_THV, final = _ChunkKDA.apply(lower_bound, ragged, state_SHKV.contiguous(), *packed)
     return KDAResult(o_THV, final, None)
+
+
+def _require_shapes(inputs: tuple[Tensor, ...], state_SHKV: Tensor, ragged: Ragged) -> None:
+    """Check everything against the state's sizes and the number of rows."""
+    rows, (heads, key_size, value_size) = ragged.num_rows, state_SHKV.shape[1:]
+    key, value = (rows, heads, key_size), (rows, heads, value_size)
+    names = ("q", "k", "v", "z", "beta", "A_log", "dt_bias")
+    shapes = (key, key, value, key, (rows, heads), (heads,), (heads, key_size))
+    for name, tensor, shape in zip(names, inputs, shapes, strict=True):
+        _native_training.require_shape(name, tensor, *shape)
+    state = (ragged.num_seqs, heads, key_size, value_size)
+    _native_training.require_shape("state", state_SHKV, *state)

@@ -59,9 +59,12 @@ class _GatedRMSNorm(torch.autograd.Function):
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Arguments and result as in `reference.rms_norm`; float32 and multiples of 16 only."""
+    _native_training.require_shape("weight", weight_D, x.shape[-1])
     return _RMSNorm.apply(x.contiguous(), weight_D, eps)
 
 
 def gated_rms_norm(x: Tensor, weight_D: Tensor, gate: Tensor, eps: float) -> Tensor:
     """Arguments and result as in `reference.gated_rms_norm`; float32, multiples of 16 only."""
+    _native_training.require_shape("weight", weight_D, x.shape[-1])
+    _native_training.require_shape("gate", gate, *x.shape)
     return _GatedRMSNorm.apply(x.contiguous(), weight_D, gate.contiguous(), eps)

@@ -59,6 +59,9 @@ def short_conv(
     """Arguments and result as in `reference.short_conv`; float32 and multiples of 16 only."""
     if emit_at_E is not None or carry_SCW.requires_grad:
         return reference.short_conv(x_TC, weight_CJ, carry_SCW, ragged, emit_at_E)
+    channels, taps = weight_CJ.shape
+    _native_training.require_shape("x", x_TC, ragged.num_rows, channels)
+    _native_training.require_shape("carry", carry_SCW, ragged.num_seqs, channels, taps - 1)
     x_TC = x_TC.contiguous()
     weight_JC = weight_CJ.transpose(0, 1).contiguous()
     y_TC = _ShortConv.apply(x_TC, weight_JC, carry_SCW.contiguous(), ragged)

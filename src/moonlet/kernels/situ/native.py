@@ -35,5 +35,6 @@ class _SituGLU(torch.autograd.Function):
 
 def situ_glu(gate: Tensor, up: Tensor, beta: float, linear_beta: float | None) -> Tensor:
     """Arguments and result as in `reference.situ_glu`; float32 only."""
+    _native_training.require_shape("up", up, *gate.shape)
     cap = 0.0 if linear_beta is None else linear_beta
     return _SituGLU.apply(gate.contiguous(), up.contiguous(), beta, cap)

@@ -196,4 +196,10 @@ def test_router_ties_take_the_lowest_index() -> None:
     ids, order = routed.ids_TA.sort(dim=-1)
     assert torch.equal(ids.int(), v["ties.ids_lowest_index_rule"])
     close(routed.weights_TA.gather(1, order), v["ties.weights_lowest_index_rule"], 1e-5)
+    close(routed.scores_TE, v["ties.scores"], 1e-6)
+    close(routed.scores_TE + v["ties.bias"], v["ties.scores_for_choice"], 1e-6)
+    # torch's own top-k may take other experts, but only tied ones
+    biased = v["ties.scores_for_choice"]
+    ours, torchs = (biased.gather(1, x.long()) for x in (ids, v["ties.ids_torch_cpu"]))
+    close(ours.sort(-1).values, torchs.sort(-1).values, 1e-6)
     count_vectors(1)

@@ -98,6 +98,18 @@ class Running:
         return parse_frames(response.content)
 
 
+def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:
+    """Check that a response is an error of that status in the one shape; return its fields."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "code", "param"}
+    assert body["error"]["message"]
+    return body["error"]
+
+
 def parse_frames(raw: bytes) -> list[Any]:
     """Parse an event stream strictly: only data frames, each ended by one empty line."""
     assert raw.endswith(b"\n\n")

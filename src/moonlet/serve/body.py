@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from typing import Any, TypeVar
@@ -11,21 +12,42 @@ from pydantic import BaseModel, ValidationError
 
 from moonlet.core.errors import RequestError
 from moonlet.serve.errors import from_validation
+from moonlet.serve.settings import ServeConfig
 
-__all__ = ["parse_json", "read_body", "validated"]
+__all__ = ["BodyTimeout", "parse_json", "read_body", "validated"]
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
-async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
+class BodyTimeout(RequestError):
+    """The client was too slow; its connection is closed."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(
+            f"the body did not arrive within {timeout_s:g} s", status=408, code="body_timeout"
+        )
+        self.headers = {"Connection": "close"}
+
+
+async def read_body(request: Request, config: ServeConfig) -> dict[str, Any]:
     """Read a request's JSON object.
 
     Raises:
-        RequestError: The body is too large (413), or is no JSON object in UTF-8 (400).
+        RequestError: The body is too large (413), takes too long (408), or is no JSON object in
+            UTF-8 (400).
     """
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
+    if declared.isdecimal() and int(declared) > config.max_body_bytes:
+        raise _too_large(config.max_body_bytes)
+    try:
+        async with asyncio.timeout(config.body_timeout_s):
+            body = await _received(request, config.max_body_bytes)
+    except TimeoutError as error:
+        raise BodyTimeout(config.body_timeout_s) from error
+    return parse_json(body)
+
+
+async def _received(request: Request, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     num_bytes = 0
     async for part in request.stream():
@@ -33,7 +55,7 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
         if num_bytes > max_bytes:
             raise _too_large(max_bytes)
         parts.append(part)
-    return parse_json(b"".join(parts))
+    return b"".join(parts)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["RequestIdMiddleware", "request_id_of"]
+__all__ = ["RequestIdMiddleware", "access_logger", "request_id_of"]
 
 access_logger = logging.getLogger("moonlet.serve.access")
 

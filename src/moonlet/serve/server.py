@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from moonlet.core.errors import ConfigError
+from moonlet.serve.http_protocol import BoundedHttpProtocol
 from moonlet.serve.service import Service
 
 __all__ = ["Server", "bind", "check_exposure", "is_loopback"]
@@ -98,6 +99,8 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             lifespan="off",
+            http=BoundedHttpProtocol,
+            ws="none",
             timeout_graceful_shutdown=drain_timeout_s,
         )
         super().__init__(config)

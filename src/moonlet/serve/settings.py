@@ -60,6 +60,7 @@ class ServeConfig:
         max_requests: Requests being answered or waiting at once; one more is answered 429.
         retry_after_s: What a 429 or 503 tells the client to wait, seconds.
         max_body_bytes: Largest request body.
+        body_timeout_s: How long a body may take to arrive.
         effort_fallback: ``nearest`` maps unknown efforts (minimal, medium, xhigh) to a known one,
             ``error`` refuses them.
         tool_stream: How tool arguments stream.
@@ -75,6 +76,7 @@ class ServeConfig:
     max_requests: int = 256
     retry_after_s: int = 1
     max_body_bytes: int = 16 * 2**20
+    body_timeout_s: float = 60.0
     effort_fallback: Literal["error", "nearest"] = "error"
     tool_stream: ToolStream = "incremental"
     tool_call_ids: CallIdStyle = "underscore"

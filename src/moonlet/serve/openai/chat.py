@@ -87,7 +87,7 @@ async def create_chat_completion(request: Request) -> Response:
     service = service_of(request)
     with ExitStack() as place:
         place.enter_context(service.admitted())
-        raw = await read_body(request, service.config.max_body_bytes)
+        raw = await read_body(request, service.config)
         body = validated(ChatRequest, raw)
         service.check_model(body.model)
         check_chat(body, raw)

@@ -23,7 +23,7 @@ router = APIRouter()
 async def tokenize(request: Request) -> dict[str, Any]:
     """Return the ids of a raw prompt, or of a conversation as chat would render it."""
     service = service_of(request)
-    raw = await read_body(request, service.config.max_body_bytes)
+    raw = await read_body(request, service.config)
     body = validated(TokenizeRequest, raw)
     if body.model is not None:
         service.check_model(body.model)
@@ -43,7 +43,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
 async def detokenize(request: Request) -> dict[str, Any]:
     """Return the text of ids, control tokens by name."""
     service = service_of(request)
-    raw = await read_body(request, service.config.max_body_bytes)
+    raw = await read_body(request, service.config)
     body = validated(DetokenizeRequest, raw)
     if body.model is not None:
         service.check_model(body.model)

@@ -1,0 +1,68 @@
+"""Flags of ``moonlet serve`` that take effect; those of vLLM that do not are in `vllm_flags`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from moonlet.core.errors import ConfigError
+
+__all__ = ["ServeFlags"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFlags:
+    """What a served checkpoint is reachable as, and how much it may hold.
+
+    Attributes:
+        host: Address to listen on. Anything but a loopback address needs a key.
+        port: Port to listen on; 0 takes a free one.
+        api_key: Key that clients must send; may be given more than once.
+        insecure: Allow other machines in without a key.
+        served_model_name: Names that requests may use as model; replies carry the first.
+        max_model_len: Prompt and output of one request in tokens; the checkpoint's limit when
+            left out.
+        max_num_seqs: Requests computed at the same time.
+        max_num_batched_tokens: Tokens per forward pass: longer prompts are computed in chunks.
+        max_queue: Requests that may wait beyond those computed; more are answered 429.
+        dtype: Of weights and activations; auto is float32.
+        threads: Threads for the model; the processors given to this process when left out.
+        effort_fallback: What an unknown reasoning effort gets: a 400, or the nearest known one.
+        tool_stream: Stream tool arguments as they are written, or each call in one piece.
+        drain_timeout: Seconds that running requests get to finish after a termination signal.
+        log_level: Least severe messages on stderr; info has one line per request.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Parameter(name=["--port", "-p"])] = 8000
+    api_key: Annotated[list[str] | None, Parameter(negative="")] = None
+    insecure: Annotated[bool, Parameter(negative="")] = False
+    served_model_name: Annotated[
+        list[str] | None, Parameter(consume_multiple=True, negative="")
+    ] = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int | None = None
+    max_queue: int = 256
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    threads: int | None = None
+    effort_fallback: Literal["error", "nearest"] = "error"
+    tool_stream: Literal["incremental", "atomic"] = "incremental"
+    drain_timeout: int = 30
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+
+    def check(self) -> None:
+        """Refuse values out of range that nothing below would name.
+
+        Raises:
+            ConfigError: A count is negative, or there is no thread.
+        """
+        for name in ("max_queue", "drain_timeout"):
+            if getattr(self, name) < 0:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} is {getattr(self, name)}; it must not be negative")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"--threads is {self.threads}; it must be at least 1")

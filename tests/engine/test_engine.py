@@ -319,6 +319,19 @@ def test_failing_step_ends_its_requests_and_nothing_else(
     engine.check()
 
 
+def test_failing_step_drops_an_open_window(make_engine: MakeEngine) -> None:
+    def leave_a_window_and_fail(meta: BatchMeta) -> None:
+        if model.num_forward_calls == 2:
+            arena = engine._runner.state._kda[0]
+            arena._pending = (arena.recurrent_GHKV[:1], arena.conv_GCW[:1])
+            raise RuntimeError("between window and commit")
+
+    model = ScriptedModel(count_up(), before_forward=leave_a_window_and_fail)
+    engine = make_engine(model)
+    assert engine.submit(request("a", max_tokens=5)).result().finish == "error"
+    engine.check()
+
+
 def test_nan_fails_one_request_only(make_engine: MakeEngine) -> None:
     def script(prompt: SequenceOf[int], output: SequenceOf[int]) -> torch.Tensor | int:
         return torch.full((512,), torch.nan) if prompt[0] == 13 and len(output) == 3 else 7

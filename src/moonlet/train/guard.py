@@ -44,7 +44,7 @@ class LossGuard:
         """Decide about one step and record the decision.
 
         Args:
-            loss: Mean loss of the step over all processes.
+            loss: Mean loss of the step over all processes; not finite where the gradient is not.
 
         Returns:
             Whether the step may be applied.

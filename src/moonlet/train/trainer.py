@@ -1,13 +1,15 @@
 """The training loop: draw, forward, backward, reduce, guard, clip, update, balance.
 
 A step is the sum over the recipe's logical shards. Processes own whole shards and add their
-gradients, router counts and statistics over the process group, so one process and several give
-the same weights bit for bit, and a checkpoint resumes on either.
+gradients, router counts and statistics over the process group, so the data of a step never depends
+on the number of processes and a checkpoint resumes on any. With two shards one process and two
+give the same weights bit for bit; with more the order of the sum, and so the last bits, may differ.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,7 +61,8 @@ class Trainer:
         group: Process group; `Alone` when absent.
 
     Raises:
-        ConfigError: The processes do not divide the shards, or the initial weights break a rule.
+        ConfigError: The processes do not divide the shards, routing is limited to expert groups,
+            or the initial weights break a rule.
     """
 
     def __init__(
@@ -69,11 +72,7 @@ class Trainer:
         self.model = model
         self.group = group or Alone()
         num_shards = recipe.data.num_shards
-        if num_shards % self.group.world_size:
-            raise ConfigError(
-                f"data.num_shards is {num_shards}; {self.group.world_size} processes do not "
-                "divide it"
-            )
+        _check_recipe(recipe, self.group.world_size)
         initialize(model, recipe.model, recipe.init)
         check_tensors(model, recipe.model, recipe.init)
         options = recipe.optimizer
@@ -142,10 +141,11 @@ class Trainer:
         loss = sums.loss / sums.targets
         if self.step_number == 0:
             check_first_loss(loss, self.recipe.model.vocab_size)
-        applied = self.guard.accept(loss)
+        grad_norm = self.optimizer.scale_and_clip(sums.targets)
+        # a finite loss may still have a gradient that is not
+        applied = self.guard.accept(loss if math.isfinite(grad_norm) else grad_norm)
         lr = self.recipe.schedule.lr(self.step_number + 1)
         max_logit = self.qk_clip.max_logit
-        grad_norm = self.optimizer.scale_and_clip(sums.targets)
         if applied:
             self.optimizer.step(lr, self.group)
         clipped = self.qk_clip.apply(clip=applied)
@@ -307,3 +307,16 @@ class Trainer:
         self.tokens_seen = saved.state["tokens_seen"]
         self._cpu_before = saved.state["cpu_s"]
         self._elapsed_before = saved.state["elapsed_s"]
+
+
+def _check_recipe(recipe: Recipe, num_processes: int) -> None:
+    num_shards, moe = recipe.data.num_shards, recipe.model.moe
+    if num_shards % num_processes:
+        raise ConfigError(
+            f"data.num_shards is {num_shards}; {num_processes} processes do not divide it"
+        )
+    if moe is not None and moe.num_expert_group > max(1, moe.topk_group):
+        raise ConfigError(
+            f"model.moe.num_expert_group is {moe.num_expert_group}, topk_group {moe.topk_group}; "
+            "Quantile Balancing needs routing without a group limit"
+        )

@@ -41,7 +41,9 @@ EFFORTS: tuple[tuple[bool, str | None, Style, float], ...] = (
     (True, None, "max", 5),
 )
 TOOL_SHARE = 0.45
-NATURAL_TOOL_SHARE = 0.5
+NATURAL_TOOL_SHARE = 0.58
+# weights of one, two and three tools: choosing is what has to be learned last
+NATURAL_COUNTS = (2.0, 4.0, 3.0)
 SYSTEM_SHARE = 0.18
 # calls per conversation are few: a tool turn is about three times as long as another turn
 _PLAIN_TURNS = ((1, 2, 3, 4, 5), (40, 15, 15, 15, 15))
@@ -99,11 +101,22 @@ def draw_effort(rng: random.Random) -> tuple[bool, str | None, Style]:
     return thinking, effort, style
 
 
-def draw_tools(rng: random.Random, lexicon: Lexicon, difficulty: float) -> list[Tool]:
-    """Draw one to three tools with different names; some share a noun to be confusable."""
-    count = rng.choices(
-        (1, 2, 3), weights=(6 - 2.8 * difficulty, 1 + difficulty, 0.1 + difficulty)
-    )[0]
+def draw_tools(
+    rng: random.Random,
+    lexicon: Lexicon,
+    difficulty: float,
+    counts: tuple[float, float, float] | None = None,
+) -> list[Tool]:
+    """Draw one to three tools with different names; some share a noun to be confusable.
+
+    Args:
+        rng: Source of randomness.
+        lexicon: Side of the split.
+        difficulty: 0 gives mostly one tool, 1 up to three.
+        counts: Weights of one, two and three tools instead of those of the difficulty.
+    """
+    weights = counts or (6 - 2.8 * difficulty, 1 + difficulty, 0.1 + difficulty)
+    count = rng.choices((1, 2, 3), weights=weights)[0]
     shared = lexicon.noun(rng) if rng.random() < 0.3 else None
     tools: list[Tool] = []
     while len(tools) < count:
@@ -155,7 +168,8 @@ def _plain_conversation(
 def _tool_conversation(
     rng: random.Random, lexicon: Lexicon, style: Style, difficulty: float
 ) -> tuple[list[Tool], list[Turn]]:
-    tools = draw_tools(rng, lexicon, difficulty)
+    counts = NATURAL_COUNTS if lexicon is TRAIN_NATURAL else None
+    tools = draw_tools(rng, lexicon, difficulty, counts)
     turns: list[Turn] = []
     calls = 0
     for _ in range(rng.choices(*_TOOL_TURNS)[0]):

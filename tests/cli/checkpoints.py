@@ -17,6 +17,7 @@ import httpx2
 from moonlet.chat.bpe import tokenizer_files
 from moonlet.testing import tiny_config, tiny_model
 from moonlet.weights.writer import save_model
+from tests.patience import PATIENCE_S
 
 RANKS = {bytes((value,)): value for value in range(256)}
 
@@ -44,7 +45,7 @@ def moonlet(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         env=environment(**(env or {})),
     )
 
@@ -65,11 +66,13 @@ class Served:
 
     def get(self, path: str, **options: Any) -> httpx2.Response:
         """Fetch a path."""
-        return httpx2.get(self.url + path, trust_env=False, timeout=60, **options)
+        return httpx2.get(self.url + path, trust_env=False, timeout=PATIENCE_S, **options)
 
     def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx2.Response:
         """Send JSON."""
-        return httpx2.post(self.url + path, json=body, trust_env=False, timeout=60, **options)
+        return httpx2.post(
+            self.url + path, json=body, trust_env=False, timeout=PATIENCE_S, **options
+        )
 
     def chat(self, text: str = "hi", **fields: Any) -> httpx2.Response:
         """Ask the first model something short."""
@@ -83,7 +86,7 @@ class Served:
     def stop(self, signum: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(signum)
-        return self.process.wait(60)
+        return self.process.wait(PATIENCE_S)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.checkpoints import environment, moonlet, serve, write_checkpoint
+from tests.patience import PATIENCE_S
 from tests.serve.running import answer, prompt_text, serving
 
 DIM, RESET = "\x1b[2m", "\x1b[0m"
@@ -103,7 +104,7 @@ class _Terminal:
     def read_until(self, mark: str) -> str:
         text = ""
         while mark not in text:
-            assert select.select([self._master], [], [], 30)[0], f"no {mark!r} in {text!r}"
+            assert select.select([self._master], [], [], PATIENCE_S)[0], f"no {mark!r} in {text!r}"
             text += os.read(self._master, 4096).decode("utf-8", "replace")
         return text
 
@@ -131,6 +132,6 @@ def test_a_terminal_conversation_dims_reasoning_and_keeps_it() -> None:
             terminal.read_until("answer 1")
             terminal.read_until("> ")
             terminal.type("/exit\n")
-            assert terminal.process.wait(20) == 0
+            assert terminal.process.wait(PATIENCE_S) == 0
         finally:
             terminal.close()

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from tests.cli.checkpoints import Served, serve, write_checkpoint
+from tests.patience import PATIENCE_S
 
 # published shapes of K3 on vLLM, with `moonlet` for `vllm`
 LAUNCH_LINES = {
@@ -60,7 +61,7 @@ def _stream(served: Served, max_tokens: int) -> Any:
         "stream": True,
     }
     url = served.url + "/v1/chat/completions"
-    return httpx2.stream("POST", url, json=body, trust_env=False, timeout=60)
+    return httpx2.stream("POST", url, json=body, trust_env=False, timeout=PATIENCE_S)
 
 
 def test_sigterm_lets_a_running_stream_finish_and_refuses_new_ones(checkpoint: Path) -> None:
@@ -72,7 +73,7 @@ def test_sigterm_lets_a_running_stream_finish_and_refuses_new_ones(checkpoint: P
             served.process.send_signal(signal.SIGTERM)
             rest = b"".join(pieces)
         assert rest.endswith(b"data: [DONE]\n\n")
-        assert served.process.wait(30) == 0
+        assert served.process.wait(PATIENCE_S) == 0
         with pytest.raises(httpx2.ConnectError):
             served.get("/health")
         assert served.process.stderr is not None
@@ -106,8 +107,8 @@ def test_the_banner_gives_a_curl_line_that_works(checkpoint: Path) -> None:
         body = json.loads(line.split(" -d ")[1].strip("'"))
         headers = {"Authorization": "Bearer secret"}
         body["max_tokens"] = 4
-        reply = httpx2.post(url, json=body, headers=headers, trust_env=False, timeout=60)
+        reply = httpx2.post(url, json=body, headers=headers, trust_env=False, timeout=PATIENCE_S)
         assert reply.status_code == 200
         assert "Authorization: Bearer KEY" in line
         assert "secret" not in "".join(served.lines)
-        assert httpx2.post(url, json=body, trust_env=False).status_code == 401
+        assert httpx2.post(url, json=body, trust_env=False, timeout=PATIENCE_S).status_code == 401

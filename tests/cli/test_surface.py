@@ -11,6 +11,7 @@ import pytest
 from moonlet.cli.main import run
 from tests.cli.checkpoints import environment, moonlet
 from tests.cli.surface import STORED, command_names, leaf_names, surface
+from tests.patience import PATIENCE_S
 
 
 def test_the_flags_are_the_stored_ones() -> None:
@@ -31,7 +32,7 @@ def test_help_and_import_load_nothing_heavy() -> None:
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env=environment(),
     )
     assert result.returncode == 0, result.stderr

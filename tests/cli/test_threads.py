@@ -9,6 +9,7 @@ import pytest
 from moonlet.core.env import bound_threads
 from moonlet.core.errors import ConfigError
 from tests.cli.checkpoints import environment
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -58,5 +59,7 @@ def test_commands_bound_threads_before_torch_is_imported(name: str) -> None:
         f"module.{name}_command()\n"
     )
     command = [sys.executable, "-c", script]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment()
+    )
     assert result.returncode == 7, result.stderr

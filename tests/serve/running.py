@@ -18,6 +18,7 @@ from moonlet.engine.runner import EngineModel
 from moonlet.serve import ServeConfig, create_app
 from moonlet.serve.server import Server, bind
 from moonlet.testing import ByteTokenizer, ScriptedModel, reply_with
+from tests.patience import PATIENCE_S
 
 TOKENIZER = ByteTokenizer()
 MODEL = "scripted"
@@ -145,14 +146,16 @@ def serving(
         **{"model_names": (MODEL, "alias"), "max_model_len": max_model_len, **settings}
     )
     is_up = threading.Event()
-    server = Server(create_app(engine, tokenizer, config), drain_timeout_s=5, on_started=is_up.set)
+    server = Server(create_app(engine, tokenizer, config), drain_timeout_s=60, on_started=is_up.set)
     with engine, bind("127.0.0.1", 0) as bound:
         thread = threading.Thread(target=server.run_until_exit, args=(bound,))
         thread.start()
-        assert is_up.wait(10)
+        assert is_up.wait(PATIENCE_S)
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         try:
-            with httpx2.Client(base_url=url, trust_env=False, verify=False, timeout=30) as http:
+            with httpx2.Client(
+                base_url=url, trust_env=False, verify=False, timeout=PATIENCE_S
+            ) as http:
                 yield Running(url, engine, server, model, http)
         finally:
             server.should_exit = True

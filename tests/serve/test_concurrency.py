@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from moonlet.testing import ScriptedModel, reply_with
+from tests.patience import PATIENCE_S
 from tests.serve.running import (
     END,
     MODEL,
@@ -28,7 +29,7 @@ from tests.serve.running import (
 )
 
 
-def _wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def _wait_until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while not condition():
@@ -95,7 +96,8 @@ def test_eight_streams_need_about_the_forward_calls_of_one() -> None:
     def forward_calls(num_streams: int) -> int:
         gate = threading.Event()
         model = ScriptedModel(
-            reply_with(answer("t" * 20, "c" * 60), END), before_forward=lambda meta: gate.wait(20)
+            reply_with(answer("t" * 20, "c" * 60), END),
+            before_forward=lambda meta: gate.wait(PATIENCE_S),
         )
         with serving(model, max_num_seqs=num_streams) as running:
             threads = [threading.Thread(target=running.frames) for _ in range(num_streams)]
@@ -126,7 +128,7 @@ def test_the_first_content_leaves_before_the_last_step() -> None:
     def gated(prompt: Any, output: Any) -> Any:
         # the model may not end the answer before the client has seen its beginning
         if len(output) == len(reply) - 3:
-            assert released.wait(20)
+            assert released.wait(PATIENCE_S)
         return script(prompt, output)
 
     with serving(ScriptedModel(gated)) as running:
@@ -149,7 +151,7 @@ def _half_read(running: Running, body: dict[str, Any]) -> Iterator[Iterator[byte
     """
     url = f"{running.url}/v1/chat/completions"
     with (
-        httpx2.Client(trust_env=False, timeout=30) as client,
+        httpx2.Client(trust_env=False, timeout=PATIENCE_S) as client,
         client.stream("POST", url, json=body) as response,
     ):
         pieces = response.iter_raw()
@@ -163,7 +165,7 @@ def test_at_most_two_steps_run_for_a_client_that_left(
 ) -> None:
     allowance = threading.Semaphore(10)
     model = ScriptedModel(
-        lambda prompt, output: 65, before_forward=lambda meta: allowance.acquire(timeout=20)
+        lambda prompt, output: 65, before_forward=lambda meta: allowance.acquire(timeout=PATIENCE_S)
     )
     body = {"model": MODEL, "messages": USER, "stream": is_stream}
     with serving(model) as running:
@@ -182,7 +184,7 @@ def test_at_most_two_steps_run_for_a_client_that_left(
                 client.enter_context(_send_raw(running, body))
             _wait_until(lambda: engine.stats().num_generated_tokens >= 9)
         # the model stands still until the server has noticed that nobody listens
-        assert is_aborted.wait(20)
+        assert is_aborted.wait(PATIENCE_S)
         steps = engine.stats().num_steps
         allowance.release(50)
         _wait_until(lambda: _open_requests(running) == 0)
@@ -223,7 +225,9 @@ def test_two_hundred_aborted_requests_leave_nothing_behind() -> None:
 
 def test_a_full_server_answers_429_with_retry_after() -> None:
     gate = threading.Event()
-    model = ScriptedModel(lambda prompt, output: 65, before_forward=lambda meta: gate.wait(20))
+    model = ScriptedModel(
+        lambda prompt, output: 65, before_forward=lambda meta: gate.wait(PATIENCE_S)
+    )
     with (
         serving(model, max_num_seqs=1, max_requests=3, retry_after_s=7) as running,
         ExitStack() as streams,
@@ -252,7 +256,7 @@ def test_draining_finishes_what_runs_and_refuses_the_rest() -> None:
 
     def gated(prompt: Any, output: Any) -> Any:
         if len(output) == 2:
-            assert gate.wait(20)
+            assert gate.wait(PATIENCE_S)
         return script(prompt, output)
 
     with serving(ScriptedModel(gated)) as running, ExitStack() as stack:

@@ -10,6 +10,7 @@ import pytest
 
 from moonlet.serve.http_protocol import MAX_HEAD_BYTES, BoundedHttpProtocol
 from moonlet.serve.settings import hash_key
+from tests.patience import PATIENCE_S
 from tests.serve.running import MODEL, USER, Running, answer, error_of, serving
 
 POST = "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -23,7 +24,7 @@ def running() -> Iterator[Running]:
 
 def connect(running: Running) -> socket.socket:
     host, port = running.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=30)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
 def until_closed(connection: socket.socket) -> tuple[bytes, dict[str, Any]]:

@@ -1,5 +1,6 @@
 import copy
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,11 +158,26 @@ def test_boilerplate_changes_nothing() -> None:
         (with_text(eos_token_id=163840), "eos_token_id"),
         (with_text(layer_types=["linear_attention"] * 3), "layer_types"),
         ({**k3(), "text_config": []}, "text_config"),
+        (with_text(layer_types=5), "layer_types"),
+        (with_text(mlp_layer_types=["sparse", 1]), "mlp_layer_types"),
+        (with_text(linear_attn_config="none"), "linear_attn_config"),
+        (with_text(eos_token_id=["x"]), "eos_token_id"),
+        ({**k3(), "eos_token_id": {}}, "eos_token_id"),
+        (with_text(rms_norm_eps=math.nan), "rms_norm_eps"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_other_architectures_and_bad_values_are_refused(raw: dict[str, Any], names: str) -> None:
     with pytest.raises(ConfigError, match=names):
+        parse_config(raw)
+
+
+@pytest.mark.parametrize("name", ["kda_layers", "full_attn_layers"])
+@pytest.mark.parametrize("value", [5, ["4"], [[4]], [True]])
+def test_layer_lists_hold_integers(name: str, value: Any) -> None:
+    raw = k3()
+    raw["text_config"]["linear_attn_config"][name] = value
+    with pytest.raises(ConfigError, match=name):
         parse_config(raw)
 
 

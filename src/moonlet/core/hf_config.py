@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,7 @@ def parse_config(raw: Mapping[str, Any]) -> CheckpointConfig:
         text_raw = raw
     fields = _canonical(text_raw, "text_config." if wrapped else "")
     quantization = _quantization(raw, text_raw)
-    eos = raw.get("eos_token_id", text_raw.get("eos_token_id"))
-    eos_ids = tuple(eos) if isinstance(eos, list) else (() if eos is None else (int(eos),))
+    eos_ids = _token_ids(raw if "eos_token_id" in raw else text_raw, "eos_token_id")
     vision = raw.get("vision_config") if wrapped else None
     return CheckpointConfig(
         text=_text_config(fields),
@@ -152,7 +152,7 @@ def _integer(fields: Mapping[str, Any], name: str, default: int | None = None) -
 
 def _number(fields: Mapping[str, Any], name: str, default: float | None = None) -> float:
     value = _get(fields, name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
         raise ConfigError(f"{name} is {value!r}; a number is needed")
     return float(value)
 
@@ -162,6 +162,36 @@ def _flag(fields: Mapping[str, Any], name: str, default: bool) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r}; true or false is needed")
     return value
+
+
+def _token_ids(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """One id or a list of ids; none where the field is absent."""
+    value = fields.get(name)
+    if value is None:
+        return ()
+    return _integers(value if isinstance(value, list) else [value], name)
+
+
+def _integers(value: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(i) is int for i in value):
+        raise ConfigError(f"{name} is {value!r}; integers are needed")
+    return tuple(value)
+
+
+def _names(fields: Mapping[str, Any], name: str, num_layers: int, *choices: str) -> list[str]:
+    """A list that names one of ``choices`` for each layer."""
+    value = fields[name]
+    is_list = isinstance(value, list) and all(isinstance(x, str) for x in value)
+    if not is_list or len(value) != num_layers or not set(value) <= set(choices):
+        raise ConfigError(f"{name} must list {num_layers} of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def _linear_attention(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    linear = fields.get("linear_attn_config") or {}
+    if not isinstance(linear, dict):
+        raise ConfigError("linear_attn_config is not an object")
+    return linear
 
 
 def _optional_integer(fields: Mapping[str, Any], name: str) -> int | None:
@@ -179,7 +209,7 @@ def _text_config(fields: Mapping[str, Any]) -> ModelConfig:
     vocab_size = _integer(fields, "vocab_size", 163840)
     hidden_size = _integer(fields, "hidden_size", 4096)
     moe = _moe_config(fields)
-    eos = fields.get("eos_token_id")
+    eos_ids = _token_ids(fields, "eos_token_id")
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -206,7 +236,7 @@ def _text_config(fields: Mapping[str, Any]) -> ModelConfig:
         max_position_embeddings=_max_positions(fields),
         attn_res_block_size=_optional_integer(fields, "attn_res_block_size"),
         bos_token_id=_integer(fields, "bos_token_id", 1),
-        eos_token_id=int(eos[0]) if isinstance(eos, list) else _integer(fields, "eos_token_id", 2),
+        eos_token_id=eos_ids[0] if eos_ids else 2,
         pad_token_id=_integer(fields, "pad_token_id", 0),
     )
 
@@ -233,9 +263,7 @@ def _refuse_other_architectures(fields: Mapping[str, Any], heads: int) -> None:
 
 
 def _kda_config(fields: Mapping[str, Any]) -> KDAConfig:
-    linear = fields.get("linear_attn_config") or {}
-    if not isinstance(linear, dict):
-        raise ConfigError("linear_attn_config is not an object")
+    linear = _linear_attention(fields)
     known = {
         "kda_layers",
         "full_attn_layers",
@@ -266,22 +294,18 @@ def _kda_config(fields: Mapping[str, Any]) -> KDAConfig:
 
 def _kda_layers(fields: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """0-based KDA layers, from explicit ``layer_types`` or the 1-based published list."""
-    types = fields.get("layer_types")
-    if types is not None:
-        names = {"linear_attention": True, "full_attention": False}
-        if len(types) != num_layers or any(t not in names for t in types):
-            raise ConfigError(
-                f"layer_types must list {num_layers} of {', '.join(names)}, got {types!r}"
-            )
-        return tuple(i for i, t in enumerate(types) if names[t])
-    linear = fields.get("linear_attn_config") or {}
-    listed = linear.get("kda_layers")
-    if listed is None:
+    if fields.get("layer_types") is not None:
+        kinds = ("linear_attention", "full_attention")
+        types = _names(fields, "layer_types", num_layers, *kinds)
+        return tuple(i for i, kind in enumerate(types) if kind == "linear_attention")
+    linear = _linear_attention(fields)
+    if linear.get("kda_layers") is None:
         raise ConfigError("linear_attn_config.kda_layers is missing")
-    layers = tuple(sorted(int(i) - 1 for i in listed))
+    listed = _integers(linear["kda_layers"], "linear_attn_config.kda_layers")
+    layers = tuple(sorted(i - 1 for i in listed))
     full = linear.get("full_attn_layers")
     expected = {i + 1 for i in range(num_layers) if i not in layers}
-    if full is not None and set(full) != expected:
+    if full is not None and set(_integers(full, "full_attn_layers")) != expected:
         raise ConfigError("linear_attn_config.full_attn_layers is not the complement of kda_layers")
     return layers
 
@@ -307,14 +331,9 @@ def _moe_config(fields: Mapping[str, Any]) -> MoEConfig | None:
 def _moe_layers(
     fields: Mapping[str, Any], num_layers: int, moe: MoEConfig | None
 ) -> tuple[int, ...]:
-    types = fields.get("mlp_layer_types")
-    if types is not None:
-        names = {"sparse": True, "dense": False}
-        if len(types) != num_layers or any(t not in names for t in types):
-            raise ConfigError(
-                f"mlp_layer_types must list {num_layers} of {', '.join(names)}, got {types!r}"
-            )
-        return tuple(i for i, t in enumerate(types) if names[t])
+    if fields.get("mlp_layer_types") is not None:
+        types = _names(fields, "mlp_layer_types", num_layers, "sparse", "dense")
+        return tuple(i for i, kind in enumerate(types) if kind == "sparse")
     if moe is None:
         return ()
     first = _integer(fields, "first_k_dense_replace", 0)

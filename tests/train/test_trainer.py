@@ -118,6 +118,14 @@ def test_processes_must_divide_the_shards() -> None:
         tiny_trainer(group=Three())
 
 
+def test_routing_limited_to_groups_cannot_be_balanced() -> None:
+    config = tiny_recipe().model
+    assert config.moe is not None
+    limited = dataclasses.replace(config.moe, num_expert_group=2, topk_group=1)
+    with pytest.raises(ConfigError, match="num_expert_group is 2"):
+        tiny_trainer(tiny_recipe(dataclasses.replace(config, moe=limited)))
+
+
 @pytest.mark.slow
 def test_the_loss_falls() -> None:
     steps = 30
@@ -160,6 +168,25 @@ def test_a_refused_step_changes_nothing() -> None:
     assert all(torch.equal(t, before[n]) for n, t in run.optimizer.named_tensors().items())
     assert all(torch.equal(t, bias[n]) for n, t in run.balancer.state_tensors().items())
     assert run.step_number == 2
+
+
+def test_a_gradient_that_is_not_finite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny_trainer()
+    run.step()
+    before = run.optimizer.flat.values.clone()
+    mean = run.guard.mean
+    accumulate = run._accumulate
+
+    def poisoned() -> tuple[float, int, int]:
+        sums = accumulate()
+        run.optimizer.flat.gradients[7] = float("inf")
+        return sums
+
+    monkeypatch.setattr(run, "_accumulate", poisoned)
+    metrics, _ = run.step()
+    assert not metrics.applied
+    assert torch.equal(run.optimizer.flat.values, before)
+    assert run.guard.mean == mean
 
 
 def test_a_stop_is_honoured_after_the_step_with_a_checkpoint(tmp_path: Path) -> None:

@@ -157,6 +157,18 @@ def test_vision_tensors_are_verified_and_not_loaded(tmp_path: Path) -> None:
     assert sum(part.parameters for part in vision) == sum(map(math.prod, shapes.values()))
 
 
+def test_a_text_only_copy_loads_whatever_its_config_says_of_vision(tmp_path: Path) -> None:
+    folder = copied("tiny_k3", tmp_path)
+    raw = json.loads((folder / "config.json").read_text())
+    raw["vision_config"] = SMALL_VISION
+    (folder / "config.json").write_text(json.dumps(raw))
+    report = load_model(folder).report
+    assert report.num_loaded == 1126
+    assert report.verified_not_loaded == ()
+    assert len(report.notes) == 1
+    assert "text only" in report.notes[0]
+
+
 def test_a_wrong_vision_tensor_is_named(tmp_path: Path) -> None:
     folder = copied("tiny_k3", tmp_path)
     with_vision(folder)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from moonlet.core.errors import CheckpointError
 from moonlet.core.hf_config import CheckpointConfig, read_config
 from moonlet.weights.extents import TensorExtent
-from moonlet.weights.names import TEXT_PREFIX
+from moonlet.weights.names import TEXT_PREFIX, Slot, is_vision
 from moonlet.weights.report import VerificationReport, verify
 from moonlet.weights.shapes import TensorSpec, expected_tensors
 from moonlet.weights.shards import ShardSet, find_shards
@@ -36,7 +36,8 @@ class Checkpoint:
     """A checkpoint directory whose headers have been read and compared with its configuration.
 
     Attributes:
-        expected: Tensors that the configuration demands, by parameter.
+        expected: Tensors that the configuration demands, by parameter; without the vision tower
+            where no vision tensor is there at all.
         report: Outcome of the comparison; not necessarily clean.
     """
 
@@ -61,6 +62,9 @@ class Checkpoint:
         config = read_config(path)
         shards = find_shards(path)
         expected = expected_tensors(config)
+        if shards.names and not any(_is_vision_name(name) for name in shards.names):
+            # a text-only copy of a checkpoint keeps its config.json; the tower has no module here
+            expected = {key: spec for key, spec in expected.items() if spec.is_loaded}
         return cls(
             directory=path,
             config=config,
@@ -73,6 +77,10 @@ class Checkpoint:
     def extents(self) -> Mapping[str, TensorExtent]:
         """Tensors of the existing shards, by name."""
         return self.shards.extents
+
+
+def _is_vision_name(name: str) -> bool:
+    return is_vision(Slot(name))
 
 
 def _verify(
@@ -89,15 +97,18 @@ def _verify(
         weights=shards.weights,
         missing_shards=shards.missing_files if shards.files else (),
         misplaced=shards.misplaced,
-        notes=_notes(shards),
+        notes=_notes(config, shards),
     )
 
 
-def _notes(shards: ShardSet) -> tuple[str, ...]:
+def _notes(config: CheckpointConfig, shards: ShardSet) -> tuple[str, ...]:
+    notes: list[str] = []
+    if config.vision is not None and not any(map(_is_vision_name, shards.names)):
+        notes.append("config.json describes a vision tower; the checkpoint is text only")
     seen = sum(extent.length for extent in shards.extents.values())
-    if shards.missing_files or shards.total_size in (None, seen):
-        return ()
-    return (f"the index says total_size {shards.total_size}, the shards hold {seen} bytes",)
+    if not shards.missing_files and shards.total_size not in (None, seen):
+        notes.append(f"the index says total_size {shards.total_size}, the shards hold {seen} bytes")
+    return tuple(notes)
 
 
 def load_model(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from moonlet.cli.main import run
 from tests.cli.checkpoints import environment, moonlet, serve, write_checkpoint
 from tests.patience import PATIENCE_S
 from tests.serve.running import answer, prompt_text, serving
@@ -74,6 +75,11 @@ def test_a_checkpoint_answers_in_this_process_as_a_server_does(checkpoint: Path)
         reply = served.chat("What is 1+1?", reasoning_effort="none", max_tokens=12)
     assert result.stdout == reply.json()["choices"][0]["message"]["content"] + "\n"
     assert len(result.stdout) > 1
+
+
+def test_no_threads_are_refused(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["chat", str(checkpoint), "--threads", "0"]) == 2
+    assert capsys.readouterr().err.startswith("moonlet: --threads is 0")
 
 
 def test_an_empty_pipe_is_refused() -> None:

@@ -170,6 +170,9 @@ def test_a_length_beyond_the_checkpoint_is_said_and_lowered(
     [
         (("--max-model-lne", "5"), "--max-model-len"),
         (("--port", "many"), "--port"),
+        (("--port", "65536"), "--port is 65536"),
+        (("--port", "-1"), "--port is -1"),
+        (("--api-key", ""), "--api-key is empty"),
         (("--dtype", "int4"), "float32"),
         (("--max-num-seqs", "0"), "max_num_seqs"),
         (("--max-model-len", "1"), "max_model_len"),

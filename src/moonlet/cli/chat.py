@@ -19,6 +19,7 @@ from rich.text import Text
 
 from moonlet.cli.models import load_progress, model_directory
 from moonlet.cli.openai_client import ChatClient, ChatOptions
+from moonlet.cli.serve_flags import check_threads
 from moonlet.core.env import bound_threads
 from moonlet.core.errors import ConfigError, MoonletError
 
@@ -83,6 +84,7 @@ def chat_command(
 @contextmanager
 def _private_server(model: str | None, threads: int | None) -> Generator[tuple[str, str]]:
     """Serve a checkpoint to this process only; yield its URL and key."""
+    check_threads(threads)
     directory = model_directory(model)
     num_threads = bound_threads(threads)
 

@@ -9,7 +9,19 @@ from cyclopts import Parameter
 
 from moonlet.core.errors import ConfigError
 
-__all__ = ["ServeFlags"]
+__all__ = ["ServeFlags", "check_threads"]
+
+MAX_PORT = 65_535
+
+
+def check_threads(threads: int | None) -> None:
+    """Check the number of threads that a command was given.
+
+    Raises:
+        ConfigError: It is not positive.
+    """
+    if threads is not None and threads < 1:
+        raise ConfigError(f"--threads is {threads}; it must be at least 1")
 
 
 @Parameter(name="*")
@@ -58,11 +70,15 @@ class ServeFlags:
         """Refuse values out of range that nothing below would name.
 
         Raises:
-            ConfigError: A count is negative, or there is no thread.
+            ConfigError: A count is negative, there is no thread, the port does not exist, or a key
+                is empty.
         """
         for name in ("max_queue", "drain_timeout"):
             if getattr(self, name) < 0:
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{flag} is {getattr(self, name)}; it must not be negative")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"--threads is {self.threads}; it must be at least 1")
+        check_threads(self.threads)
+        if not 0 <= self.port <= MAX_PORT:
+            raise ConfigError(f"--port is {self.port}; it must lie between 0 and {MAX_PORT}")
+        if not all(key.strip() for key in self.api_key or ()):
+            raise ConfigError("--api-key is empty; give a key, or leave the flag out")

@@ -1,40 +1,54 @@
-"""The phases of the mixture: what changes with progress, and that nothing else does."""
+"""What changes with progress: the drill phase, the number of tools, the diversity of words."""
 
 import random
+from statistics import fmean
 
 from moonlet.train.tasks import words_heldout
-from moonlet.train.tasks.lexicon import TRAIN, TRAIN_DIVERSE
-from moonlet.train.tasks.mixture import DIVERSE_FROM, DRILL, NATURAL_FROM, make_sample
-from moonlet.train.tasks.tokenizer_corpus import CORPUS_PROGRESS
+from moonlet.train.tasks.lexicon import TRAIN
+from moonlet.train.tasks.mixture import DRILL, draw_tools, make_sample
+from moonlet.train.tasks.sample import Sample
+from moonlet.train.tasks.tools import ask_tool
 
 
-def copies(progress: float, count: int = 300) -> list[str]:
-    return [
-        turn.messages[-1]["content"]
-        for index in range(count)
-        for turn in make_sample(3, index, progress).turns
-        if turn.task == "copy"
-    ]
+def draw(progress: float, count: int = 300) -> list[Sample]:
+    return [make_sample(3, index, progress) for index in range(count)]
+
+
+def copies(progress: float) -> list[str]:
+    turns = (turn for sample in draw(progress) for turn in sample.turns)
+    return [turn.messages[-1]["content"] for turn in turns if turn.task == "copy"]
 
 
 def test_long_copies_belong_to_their_phase() -> None:
-    inside, outside = copies(DRILL[0]), copies(DRILL[0] - 0.01)
+    inside, outside = copies(DRILL[1] - 0.01), copies(DRILL[1])
     assert len(inside) > 3 * len(outside)
     assert max(map(len, inside)) > max(map(len, outside))
-    assert len(copies(DRILL[1])) < len(inside) / 3
 
 
-def test_samples_before_the_phases_are_all_the_same() -> None:
-    for index in range(50):
-        early = make_sample(3, index, CORPUS_PROGRESS).messages
-        assert make_sample(3, index, DRILL[0] - 1e-9).messages == early
+def test_tools_become_more() -> None:
+    early, late = (
+        fmean(len(sample.tools) for sample in draw(progress) if sample.tools)
+        for progress in (0.0, 1.0)
+    )
+    assert early < 1.4 < 1.9 < late
 
 
-def test_diverse_words_are_new_and_never_held_out() -> None:
+def test_invented_words_are_diverse_and_never_held_out() -> None:
     rng = random.Random(0)
-    plain = {TRAIN.pseudo_word(rng) for _ in range(2000)}
-    diverse = {TRAIN_DIVERSE.pseudo_word(rng) for _ in range(2000)}
-    assert len(diverse - plain) > 1000
-    held_out = {word.lower() for word in words_heldout.NOUNS}
-    assert not diverse & held_out
-    assert DRILL[0] < DIVERSE_FROM < NATURAL_FROM
+    invented = [TRAIN.pseudo_word(rng) for _ in range(2000)]
+    assert len(set(invented)) > 1800
+    assert not set(invented) & {word.lower() for word in words_heldout.NOUNS}
+
+
+def test_a_plan_quotes_only_words_of_request_and_tool() -> None:
+    rng = random.Random(0)
+    with_words = 0
+    for _ in range(300):
+        tool = draw_tools(rng, TRAIN, 1.0)[0]
+        ask = ask_tool(rng, TRAIN, tool)
+        text = f"{tool.name} {tool.description}".lower()
+        for word in ask.shared:
+            assert word in ask.text
+            assert word.lower().removesuffix("s") in text
+        with_words += bool(ask.shared)
+    assert with_words > 240

@@ -5,16 +5,9 @@ and the tool declarations are paid once for several supervised replies. Early in
 (``progress`` below ``RAMP``) tools are fewer and smaller and plain copying is frequent: copying has
 to emerge before calls can become right.
 
-Measured over 2,000 conversations at progress 1 with the tokenizer of ``tokenizer_corpus``: 58 % of
-all tokens are in conversations with tools, 27 % in such that begin with a sum, 13 % with the frame;
-41 % of all tokens are supervised. A sum of one turn has 153 tokens, a tool conversation of one turn
-377 (470 over all turn counts).
-
 Between the bounds of ``DRILL`` long texts are copied too, with digits that repeat: finding the
-place by more than the last token is what sums and calls lack once copying works at all. From
-``DIVERSE_FROM`` on most invented words are spliced from listed ones: by then the few hundred listed
-words are recalled rather than copied. From ``NATURAL_FROM`` on tools and requests take odd forms
-seldom, as the evaluation does.
+place by more than the last token is what sums and calls lack once copying works at all. The number
+of declared tools grows with the difficulty, because choosing is learned last.
 """
 
 import random
@@ -23,15 +16,14 @@ from collections.abc import Iterator
 from moonlet.train.tasks.arithmetic import arithmetic_turn
 from moonlet.train.tasks.frame import frame_turn, repeat_turn, reply_turn
 from moonlet.train.tasks.invented_tools import invented_tool
-from moonlet.train.tasks.lexicon import TRAIN, TRAIN_DIVERSE, TRAIN_NATURAL, Lexicon
+from moonlet.train.tasks.lexicon import TRAIN, Lexicon
 from moonlet.train.tasks.sample import Message, Sample, Style, Turn
 from moonlet.train.tasks.tools import Tool, ask_tool, everyday_tool, tool_turn
 
 RAMP = 0.3
-DRILL = (0.38, 0.67)
-DRILL_SHARE = 0.35
-DIVERSE_FROM = 0.55
-NATURAL_FROM = 0.67
+DRILL = (0.1, 0.6)
+DRILL_SHARE = 0.25
+TOOL_COUNTS_LATE = (2.0, 4.0, 3.0)
 # (thinking, thinking_effort, style of the traces, weight)
 EFFORTS: tuple[tuple[bool, str | None, Style, float], ...] = (
     (True, "max", "max", 45),
@@ -40,10 +32,7 @@ EFFORTS: tuple[tuple[bool, str | None, Style, float], ...] = (
     (False, None, "instruct", 10),
     (True, None, "max", 5),
 )
-TOOL_SHARE = 0.45
-NATURAL_TOOL_SHARE = 0.58
-# weights of one, two and three tools: choosing is what has to be learned last
-NATURAL_COUNTS = (2.0, 4.0, 3.0)
+TOOL_SHARE = 0.5
 SYSTEM_SHARE = 0.18
 # calls per conversation are few: a tool turn is about three times as long as another turn
 _PLAIN_TURNS = ((1, 2, 3, 4, 5), (40, 15, 15, 15, 15))
@@ -64,28 +53,20 @@ def make_sample(seed: int, index: int, progress: float = 1.0) -> Sample:
     rng = random.Random(f"{seed}:{index}")
     difficulty = min(1.0, max(0.0, progress) / RAMP)
     thinking, effort, style = draw_effort(rng)
-    lexicon, tool_share = _phase(progress)
-    if rng.random() < tool_share:
-        tools, turns = _tool_conversation(rng, lexicon, style, difficulty)
+    if rng.random() < TOOL_SHARE:
+        tools, turns = _tool_conversation(rng, TRAIN, style, difficulty)
         task = "tools"
     else:
         drill_share = DRILL_SHARE if DRILL[0] <= progress < DRILL[1] else 0.0
-        tools, turns = None, _plain_conversation(rng, lexicon, style, difficulty, drill_share)
+        tools, turns = None, _plain_conversation(rng, TRAIN, style, difficulty, drill_share)
         task = turns[0].task
-    messages = _system(rng, lexicon)
+    messages = _system(rng, TRAIN)
     for turn in turns:
         messages += turn.messages
     return Sample(
         messages=messages, tools=[t.declaration() for t in tools] if tools else None,
         thinking=thinking, thinking_effort=effort, task=task, turns=tuple(turns),
     )  # fmt: skip
-
-
-def _phase(progress: float) -> tuple[Lexicon, float]:
-    """Return the vocabulary and the share of tool conversations at a progress."""
-    if progress >= NATURAL_FROM:
-        return TRAIN_NATURAL, NATURAL_TOOL_SHARE
-    return (TRAIN_DIVERSE if progress >= DIVERSE_FROM else TRAIN), TOOL_SHARE
 
 
 def samples(seed: int, start: int = 0, progress: float = 1.0) -> Iterator[Sample]:
@@ -105,18 +86,17 @@ def draw_tools(
     rng: random.Random,
     lexicon: Lexicon,
     difficulty: float,
-    counts: tuple[float, float, float] | None = None,
+    counts: tuple[float, ...] = (3.2, 2.0, 1.1),
 ) -> list[Tool]:
     """Draw one to three tools with different names; some share a noun to be confusable.
 
     Args:
         rng: Source of randomness.
         lexicon: Side of the split.
-        difficulty: 0 gives mostly one tool, 1 up to three.
-        counts: Weights of one, two and three tools instead of those of the difficulty.
+        difficulty: Of invented tools.
+        counts: Weights of one, two and three tools.
     """
-    weights = counts or (6 - 2.8 * difficulty, 1 + difficulty, 0.1 + difficulty)
-    count = rng.choices((1, 2, 3), weights=weights)[0]
+    count = rng.choices((1, 2, 3), weights=counts)[0]
     shared = lexicon.noun(rng) if rng.random() < 0.3 else None
     tools: list[Tool] = []
     while len(tools) < count:
@@ -153,8 +133,7 @@ def _plain_conversation(
     copy_share = 0.30 - 0.26 * difficulty
     turns = []
     for _ in range(count):
-        # no draw outside the phase: its bounds do not move the other samples
-        if drill_share and rng.random() < drill_share:
+        if rng.random() < drill_share:
             turns.append(repeat_turn(rng, lexicon, style, difficulty, is_long=True))
         elif rng.random() < copy_share:
             turns.append(repeat_turn(rng, lexicon, style, difficulty))
@@ -168,7 +147,8 @@ def _plain_conversation(
 def _tool_conversation(
     rng: random.Random, lexicon: Lexicon, style: Style, difficulty: float
 ) -> tuple[list[Tool], list[Turn]]:
-    counts = NATURAL_COUNTS if lexicon is TRAIN_NATURAL else None
+    late = zip((6.0, 1.0, 0.1), TOOL_COUNTS_LATE, strict=True)
+    counts = tuple(early + difficulty * (last - early) for early, last in late)
     tools = draw_tools(rng, lexicon, difficulty, counts)
     turns: list[Turn] = []
     calls = 0

@@ -28,8 +28,6 @@ from moonlet.train.tasks.mixture import make_sample
 from moonlet.train.tasks.sample import Sample
 from moonlet.train.tasks.values import CONCEPTS, NEUTRAL_NAMES
 
-# full difficulty, before the later phases of the mixture: the vocabulary is that of real requests
-CORPUS_PROGRESS = 0.35
 NUM_RANKS = 1280
 NUM_LETTER_RANKS = 880
 CORPUS_SEED = 7
@@ -75,7 +73,7 @@ def render_sample(sample: Sample) -> list[Segment]:
 def corpus(num_samples: int = DEFAULT_NUM_SAMPLES, seed: int = CORPUS_SEED) -> Iterator[Segment]:
     """Yield the segments of ``num_samples`` training conversations."""
     for index in range(num_samples):
-        yield from render_sample(make_sample(seed, index, CORPUS_PROGRESS))
+        yield from render_sample(make_sample(seed, index))
 
 
 def train_ranks(

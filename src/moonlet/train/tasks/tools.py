@@ -7,8 +7,10 @@ attribute then stands in its description and in the request, which is how the ri
 Fixed style of the assistant:
 
 * calls give the arguments in alphabetical order, as the declaration shows them;
-* the think channel names the tool (low), adds the argument names (high), or writes every argument
-  on its own line (max); the name starts a line, so that its tokens are those of the call;
+* the think channel gives the words that the request shares with the tool, then the tool's name on
+  a line of its own, so that its tokens are those of the call (low); it adds the argument names
+  (high), or writes every argument on its own line (max). Copying the shared words first turns the
+  choice of a tool into looking up what follows them;
 * the final response lists a JSON object as ``key: value, key: value`` and repeats any other result
   word for word.
 
@@ -51,6 +53,16 @@ _QUESTION_FRAMES = (
 _HIDDEN = re.compile(r"<(\d)=(true|false)>")
 _SLOT = re.compile(r"\{(\d)\}")
 _RESULT_SLOT = re.compile(r"\{(\w+)\}|\$(\d)")
+_WORD = re.compile(r"[^\W_]+")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_PLAIN_WORDS = frozenset(
+    {
+        "a", "an", "any", "are", "as", "at", "be", "by", "can", "do", "for", "from", "given", "i",
+        "in", "into", "is", "it", "me", "my", "of", "on", "one", "or", "and", "please", "that",
+        "the", "this", "to", "use", "what", "with", "you", "your",
+    }
+)  # fmt: skip
+MAX_SHARED = 3
 _QUOTABLE = ("text", "query", "pair", "person", "noun", "word", "city")
 
 
@@ -110,6 +122,7 @@ class Ask:
     call: ExpectedCall
     result: str
     values: tuple[str, ...]
+    shared: tuple[str, ...]
 
 
 def from_spec(rng: random.Random, spec: ToolSpec) -> Tool:
@@ -158,7 +171,25 @@ def ask_tool(rng: random.Random, lexicon: Lexicon, tool: Tool) -> Ask:
     text = _SLOT.sub(lambda match: texts[match[1]], template)
     call = ExpectedCall(name=tool.name, arguments=dict(sorted(arguments.items())))
     result, values = _make_result(rng, lexicon, tool, arguments)
-    return Ask(text=text, call=call, result=result, values=values)
+    shared = _shared_words(text, f"{tool.name} {tool.description}", tuple(texts.values()))
+    return Ask(text=text, call=call, result=result, values=values, shared=shared)
+
+
+def _shared_words(request: str, tool: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the content words of a request that a tool's name or description has too.
+
+    Words of argument values do not count. The words keep the request's spelling and order.
+    """
+    known = {_stem(word) for word in _WORD.findall(_CAMEL.sub(" ", tool))}
+    for value in values:
+        request = request.replace(value, " ", 1)
+    words = _WORD.findall(request)
+    found = (w for w in words if _stem(w) in known and w.lower() not in _PLAIN_WORDS)
+    return tuple(dict.fromkeys(found))[:MAX_SHARED]
+
+
+def _stem(word: str) -> str:
+    return word.lower().removesuffix("s")
 
 
 def _frame(rng: random.Random, template: str, *, is_question: bool) -> str:
@@ -273,7 +304,7 @@ def tool_turn(asks: list[Ask], style: Style, first_id: int = 0) -> Turn:
         function = {"name": ask.call.name, "arguments": arguments}
         calls.append({"id": call_id, "type": "function", "function": function})
         results.append({"role": "tool", "tool_call_id": call_id, "content": ask.result})
-    plan = "\n".join(_plan(ask.call, style) for ask in asks)
+    plan = "\n".join(_plan(ask, style) for ask in asks)
     answer = "\n".join(present(ask.result) for ask in asks)
     return Turn(
         task="tools",
@@ -293,14 +324,17 @@ def tool_turn(asks: list[Ask], style: Style, first_id: int = 0) -> Turn:
     )
 
 
-def _plan(call: ExpectedCall, style: Style) -> str:
+def _plan(ask: Ask, style: Style) -> str:
+    call = ask.call
+    lines = [" ".join(("Use", *ask.shared)) if style != "low" else " ".join(ask.shared)]
     if style == "max":
-        lines = ["Use", call.name]
+        lines.append(call.name)
         lines += [f"{key}: {_as_text(value)}" for key, value in call.arguments.items()]
-        return "\n".join(lines)
-    if style == "high" and call.arguments:
-        return f"Use\n{call.name}: {', '.join(call.arguments)}"
-    return call.name
+    elif style == "high" and call.arguments:
+        lines.append(f"{call.name}: {', '.join(call.arguments)}")
+    else:
+        lines.append(call.name)
+    return "\n".join(line for line in lines if line)
 
 
 def _closing(name: str, style: Style) -> str:

@@ -16,6 +16,7 @@ Letters: T rows, S sequences, N chunks, H heads, C rows of a chunk, K key width,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -104,59 +105,95 @@ def kda_chunk(
     """Run every sequence chunk by chunk; arguments and result as in `reference.kda_chunk`."""
     size = chunk_size_for(lower_bound)
     layout = _layout(ragged, size)
-    q = _gather(l2_norm(q_THK) * q_THK.shape[-1] ** -0.5, layout.rows_NC)
-    k = _gather(l2_norm(k_THK), layout.rows_NC)
-    v = _gather(v_THV.float(), layout.rows_NC)
-    g = _gather(kda_gate(z_THK, A_log_H, dt_bias_HK, lower_bound), layout.rows_NC)
-    beta = _gather(torch.sigmoid(beta_logits_TH.float()), layout.rows_NC)
+    gathered = [
+        _gather(x, layout.rows_NC)
+        for x in (
+            l2_norm(q_THK) * q_THK.shape[-1] ** -0.5,
+            l2_norm(k_THK),
+            v_THV.float(),
+            kda_gate(z_THK, A_log_H, dt_bias_HK, lower_bound),
+            torch.sigmoid(beta_logits_TH.float()),
+        )
+    ]
+    factors = _factors(*gathered, is_bounded=lower_bound is not None)
+    keeps = emit_at_E is not None
+    scan = _scan(factors, state_SHKV[layout.order_S], layout.active, keeps_states=keeps)
+
+    slot_T = torch.empty(ragged.num_rows + 1, dtype=torch.int64, device=v_THV.device)
+    slot_T[layout.rows_NC.flatten()] = torch.arange(layout.rows_NC.numel(), device=v_THV.device)
+    slot_T = slot_T[:-1]
+    final = torch.empty_like(layout.order_S)
+    final[layout.order_S] = torch.arange(ragged.num_seqs, device=v_THV.device)
+    emitted = None
+    if emit_at_E is not None:
+        where = slot_T[emit_at_E]
+        entering, written = torch.cat(scan.entering), torch.cat(scan.written)
+        emitted = _states_after(
+            where // size, where % size, factors.k, factors.G, entering, written
+        )
+    o = torch.cat(scan.outputs).transpose(1, 2).flatten(0, 1)
+    states = torch.cat(scan.finished[::-1])[final]
+    return KDAResult(o[slot_T].to(v_THV.dtype), states, emitted)
+
+
+class _Factors(NamedTuple):
+    """What every chunk needs before its entering state is known; names as in the equations."""
+
+    k: Tensor
+    G: Tensor
+    U: Tensor
+    W: Tensor
+    P: Tensor
+    read: Tensor
+    write: Tensor
+    keep: Tensor
+
+
+def _factors(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, is_bounded: bool
+) -> _Factors:
+    """All chunks at once; inputs ``[N, H, C, ...]``, float32."""
     G = g.cumsum(-2)
+    size = G.shape[-2]
     lower = torch.ones(size, size, dtype=torch.bool, device=G.device).tril()
-    bounded = lower_bound is not None
-    A = _pair_products(k * beta[..., None], k, G, bounded).masked_fill(~lower.tril(-1), 0.0)
-    P = _pair_products(q, k, G, bounded).masked_fill(~lower, 0.0)
+    A = _pair_products(k * beta[..., None], k, G, is_bounded).masked_fill(~lower.tril(-1), 0.0)
+    P = _pair_products(q, k, G, is_bounded).masked_fill(~lower, 0.0)
     decay = G.exp()
     rhs = torch.cat([v, k * decay], dim=-1) * beta[..., None]
     solved = torch.linalg.solve_triangular(A, rhs, upper=False, unitriangular=True)
     U, W = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
-    read = q * decay
     last = G[..., -1:, :]
     write = (k * (last - G).exp()).transpose(-1, -2)
-    keep = last.exp().transpose(-1, -2)
+    return _Factors(k, G, U, W, P, q * decay, write, last.exp().transpose(-1, -2))
 
-    state = state_SHKV[layout.order_S]
-    finished: list[Tensor] = []
-    outputs: list[Tensor] = []
-    entering: list[Tensor] = []
-    written: list[Tensor] = []
+
+class _Scan(NamedTuple):
+    """What the steps left behind; entering states and written values only where asked for."""
+
+    outputs: list[Tensor]
+    entering: list[Tensor]
+    written: list[Tensor]
+    finished: list[Tensor]
+
+
+def _scan(factors: _Factors, state: Tensor, active: Sequence[int], *, keeps_states: bool) -> _Scan:
+    """Carry the states through the chunks; step j runs chunk j of the sequences that have one."""
+    scan = _Scan([], [], [], [])
     first = 0
-    for count in layout.active:
+    for count in active:
         if count < state.shape[0]:
-            finished.append(state[count:])
+            scan.finished.append(state[count:])
             state = state[:count]
         chunk = slice(first, first + count)
-        fresh = U[chunk] - W[chunk] @ state
-        outputs.append(read[chunk] @ state + P[chunk] @ fresh)
-        if emit_at_E is not None:
-            entering.append(state)
-            written.append(fresh)
-        state = keep[chunk] * state + write[chunk] @ fresh
+        fresh = factors.U[chunk] - factors.W[chunk] @ state
+        scan.outputs.append(factors.read[chunk] @ state + factors.P[chunk] @ fresh)
+        if keeps_states:
+            scan.entering.append(state)
+            scan.written.append(fresh)
+        state = factors.keep[chunk] * state + factors.write[chunk] @ fresh
         first += count
-    finished.append(state)
-
-    o = torch.cat(outputs).transpose(1, 2).flatten(0, 1)
-    slot_T = torch.empty(ragged.num_rows + 1, dtype=torch.int64, device=G.device)
-    slot_T[layout.rows_NC.flatten()] = torch.arange(layout.rows_NC.numel(), device=G.device)
-    slot_T = slot_T[:-1]
-    final = torch.empty_like(layout.order_S)
-    final[layout.order_S] = torch.arange(ragged.num_seqs, device=G.device)
-    emitted = None
-    if emit_at_E is not None:
-        where = slot_T[emit_at_E]
-        emitted = _states_after(
-            where // size, where % size, k, G, torch.cat(entering), torch.cat(written)
-        )
-    states = torch.cat(finished[::-1])[final]
-    return KDAResult(o[slot_T].to(v_THV.dtype), states, emitted)
+    scan.finished.append(state)
+    return scan
 
 
 def _states_after(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moonlet.core.errors import RequestError
-from moonlet.engine import TokenOutput
+from moonlet.engine import Engine, TokenOutput
 from moonlet.model.state import BatchMeta
 from moonlet.testing import ScriptedModel, count_up
 from tests.engine.running import Gate, MakeEngine, request
@@ -120,3 +120,21 @@ def test_dying_loop_leaves_nobody_waiting(
     assert "scheduler is broken" in caplog.text
     with pytest.raises(RequestError, match="shutting down"):
         engine.submit(request("b"))
+
+
+def test_dying_loop_that_cannot_clean_up_leaves_nobody_waiting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = Gate()
+    engine = Engine(ScriptedModel(count_up(), before_forward=gate), max_model_len=64)
+    handles = [engine.submit(request(name, max_tokens=1)) for name in "ab"]
+    gate.wait_until_inside()
+
+    def broken_finish(sequence: object, reason: object) -> None:
+        raise RuntimeError("cannot free")
+
+    engine._scheduler.finish = broken_finish
+    gate.open()
+    assert [handle.result().finish for handle in handles] == ["error", "error"]
+    assert "did not end cleanly" in caplog.text
+    engine.close()

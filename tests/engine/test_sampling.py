@@ -215,15 +215,22 @@ def test_mixed_batch_equals_each_request_alone() -> None:
 
 
 def test_cached_parameters_follow_the_batch() -> None:
-    sampler, logits = Sampler(W), random_logits(2, 3)
-    hot = sequence("hot", temperature=5.0, seed=1)
-    cold = sequence("cold", temperature=1e-6, seed=1)
-    best = logits.argmax(dim=1).tolist()
-    for _ in range(2):
-        first = sampler.sample(logits, [hot, cold])
-        second = sampler.sample(logits, [cold, hot])
-        assert first[1].id == best[1]
-        assert second[0].id == best[0]
+    sampler = Sampler(W)
+    for seed in range(10):
+        logits = random_logits(2, seed)
+        hot = sequence("hot", temperature=5.0, seed=seed)
+        cold = sequence("cold", temperature=1e-6, seed=seed)
+        for owners in ([hot, cold], [cold, hot], [cold, hot]):
+            expected = [sampled.id for sampled in Sampler(W).sample(logits, owners)]
+            assert [sampled.id for sampled in sampler.sample(logits, owners)] == expected
+
+
+def test_each_position_has_its_own_draw() -> None:
+    owner, sampler = sequence(temperature=1.0, seed=3), Sampler(W)
+    for _ in range(20):
+        owner.output_ids.append(sampler.sample(torch.zeros(1, W), [owner])[0].id)
+    assert owner.output_ids == [int(uniform(3, position) * W) for position in range(20)]
+    assert len(set(owner.output_ids)) > 10
 
 
 def test_cached_parameters_end_with_their_request() -> None:

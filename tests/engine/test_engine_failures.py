@@ -1,5 +1,6 @@
 """What goes wrong in one request or step, and what the others notice: nothing."""
 
+import threading
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -11,6 +12,7 @@ from moonlet.engine import Engine, TokenOutput
 from moonlet.model.state import BatchMeta
 from moonlet.testing import ScriptedModel, count_up
 from tests.engine.running import Gate, MakeEngine, request
+from tests.patience import PATIENCE_S
 
 
 def test_failing_step_ends_its_requests_and_nothing_else(
@@ -135,6 +137,12 @@ def test_dying_loop_that_cannot_clean_up_leaves_nobody_waiting(
 
     engine._scheduler.finish = broken_finish
     gate.open()
-    assert [handle.result().finish for handle in handles] == ["error", "error"]
+    finishes: list[str | None] = []
+    reader = threading.Thread(
+        target=lambda: finishes.extend(handle.result().finish for handle in handles), daemon=True
+    )
+    reader.start()
+    reader.join(PATIENCE_S)
+    assert finishes == ["error", "error"]
     assert "did not end cleanly" in caplog.text
     engine.close()

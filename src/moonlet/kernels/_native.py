@@ -20,7 +20,7 @@ from torch import Tensor
 from moonlet.core import env
 from moonlet.core.errors import BackendError, BackendUnavailable, ShapeError
 
-__all__ = ["availability", "isa_level", "isa_levels", "library", "mxfp4_dequantize"]
+__all__ = ["availability", "isa_level", "isa_levels", "mxfp4_dequantize", "shared_library"]
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def availability() -> tuple[bool, str]:
     return library is not None, reason
 
 
-def library() -> Any:
+def shared_library() -> Any:
     """Return the loaded library, for the checked wrappers of this package.
 
     Raises:

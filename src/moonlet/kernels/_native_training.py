@@ -100,7 +100,7 @@ def call(name: str, *arguments: Tensor | int | float | None) -> None:
         BackendUnavailable: The library is not available.
         BackendError: The library refused the call.
     """
-    library = _native.library()
+    library = _native.shared_library()
     level = _level()
     values = [_value(argument) for argument in arguments]
     status = getattr(library, f"moonlet_{name}")(*values, level)

@@ -32,7 +32,7 @@ THANK_WORDS = (
 )  # fmt: skip
 BYE_WORDS = (
     "bye", "goodbye", "good bye", "bye bye", "see you", "see you later", "good night", "see ya",
-    "bye for now", "farewell", "until tomorrow", "have a nice day", "take care", "I have to go",
+    "bye then", "farewell", "until tomorrow", "have a nice day", "take care", "I have to go",
     "that's all, bye", "talk to you later", "cheers, bye", "ok bye", "see you tomorrow", "ciao",
 )  # fmt: skip
 WHO_PROMPTS = (

@@ -12,7 +12,7 @@ from moonlet.core.units import format_count
 from moonlet.testing.tiny import tiny_config
 from moonlet.train import nano
 from moonlet.train.checkpoint import latest_checkpoint
-from moonlet.train.recipe import DataOptions, Recipe
+from moonlet.train.recipe import DataOptions, Recipe, parse_recipe
 from moonlet.train.schedule import CosineSchedule
 from moonlet.weights.checkpoint import load_model
 from tests.train.runs import tiny_recipe
@@ -70,8 +70,10 @@ def test_a_run_from_nothing_to_an_evaluated_model(
     card = (result.model / "README.md").read_text()
     tokens = json.loads(lines[-1])["tokens_seen"]
     assert f"4 steps, {format_count(tokens)} tokens" in card
-    assert "| add or subtract up to three digits | 0.0% |" in card
+    assert "| add or subtract up to three digits | 0.0% | 97% |" in card
     assert "not** Kimi K3" in card
+    assert json.loads((result.model / "evaluation.json").read_text()) == result.report
+    assert parse_recipe(json.loads((result.model / "recipe.json").read_text())) == recipe
 
 
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:

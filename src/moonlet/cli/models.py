@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +16,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+import moonlet
 from moonlet.core.errors import ConfigError
 
 __all__ = ["NANO", "load_progress", "model_directory", "served_names"]
@@ -31,10 +31,12 @@ def model_directory(model: str | None) -> Path:
         ConfigError: It does not exist.
     """
     if model is None:
-        bundled = Path(str(files("moonlet"))) / "assets" / NANO
-        if not (bundled / "config.json").is_file():
-            raise ConfigError(f"this build has no {NANO}; name a checkpoint directory")
-        return bundled
+        # an editable install spreads the package over several folders
+        for folder in moonlet.__path__:
+            bundled = Path(folder) / "assets" / NANO
+            if (bundled / "config.json").is_file():
+                return bundled
+        raise ConfigError(f"this build has no {NANO}; name a checkpoint directory")
     directory = Path(model).expanduser()
     if not directory.is_dir():
         raise ConfigError(

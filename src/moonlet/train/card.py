@@ -15,7 +15,7 @@ from moonlet.core.hf_config import read_config
 from moonlet.core.storage import storage_of
 from moonlet.core.units import format_bytes, format_count
 from moonlet.train.recipe import Recipe
-from moonlet.train.tasks.evaluate import EFFORTS, MAIN_FAMILIES
+from moonlet.train.tasks.evaluate import EFFORTS, MAIN_FAMILIES, WANTED
 
 __all__ = ["model_card"]
 
@@ -113,17 +113,18 @@ def _scores(report: Mapping[str, Any]) -> list[str]:
         f"{report['count']} prompts per family at temperature 0 and effort max. Operands, tool "
         "names, cities, argument values and descriptions do not occur in training.",
         "",
-        "| family | right | valid markup and stopped |",
-        "|---|---:|---:|",
+        "| family | right | wanted | valid markup and stopped |",
+        "|---|---:|---:|---:|",
     ]
     for family in MAIN_FAMILIES:
         row = families[family]
         lines.append(
-            f"| {_WHAT[family]} | {row['accuracy']:.1%} | {row['valid_and_stopped']:.1%} |"
+            f"| {_WHAT[family]} | {row['accuracy']:.1%} | {WANTED[family]:.0%} | "
+            f"{row['valid_and_stopped']:.1%} |"
         )
     unseen = families["arithmetic_unseen_phrasing"]
     lines += [
-        f"| sums in phrasings never trained | {unseen['accuracy']:.1%} | "
+        f"| sums in phrasings never trained | {unseen['accuracy']:.1%} | | "
         f"{unseen['valid_and_stopped']:.1%} |",
         "",
         "| effort | sums right | reasoning tokens per sum | tools right |",

@@ -4,7 +4,7 @@
     out/recipe.json    the resolved recipe
     out/metrics.jsonl  one line a step
     out/checkpoints/   the newest two states of the run
-    out/model/         the exported checkpoint, with a model card once it is evaluated
+    out/model/         the exported checkpoint; once evaluated also card, recipe, evaluation
     out/evaluation.json
 
 Every stage is a function of the recipe and its seeds. Further processes are started fresh and do
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
 import time
 import uuid
@@ -137,6 +138,8 @@ def train(
         (out / "evaluation.json").write_text(text, encoding="utf-8")
         card = model_card(recipe, model, _last_metrics(out / "metrics.jsonl"), report)
         (model / "README.md").write_text(card, encoding="utf-8")
+        for name in ("recipe.json", "evaluation.json"):
+            shutil.copyfile(out / name, model / name)
     return RunResult(is_complete, model, report)
 
 

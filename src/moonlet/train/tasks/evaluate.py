@@ -20,6 +20,9 @@ from moonlet.train.tasks.heldout import EVAL_SEED, EvalItem, heldout_items
 from moonlet.train.tasks.sample import Message
 
 MAIN_FAMILIES = ("arithmetic", "tools", "frame")
+# what the shipped model must reach
+WANTED = {"arithmetic": 0.97, "tools": 0.85, "frame": 0.95}
+WANTED_MARKUP = 0.99
 EFFORTS = ("low", "high", "max")
 
 
@@ -129,10 +132,8 @@ def passes(report: dict[str, Any]) -> dict[str, bool]:
     accuracy = {family: report["families"][family]["accuracy"] for family in MAIN_FAMILIES}
     lengths = [report["reasoning_tokens"][effort] for effort in EFFORTS]
     return {
-        "arithmetic": accuracy["arithmetic"] >= 0.97,
-        "tools": accuracy["tools"] >= 0.85,
-        "frame": accuracy["frame"] >= 0.95,
-        "markup": report["markup"] >= 0.99,
+        **{family: accuracy[family] >= WANTED[family] for family in MAIN_FAMILIES},
+        "markup": report["markup"] >= WANTED_MARKUP,
         "effort": lengths[0] < lengths[1] < lengths[2],
     }
 

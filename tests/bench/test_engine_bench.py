@@ -69,6 +69,8 @@ def test_bad_counts_are_refused(checkpoint: Path, capsys: pytest.CaptureFixture[
         bench_engine(checkpoint, streams=(0,))
     assert run(["bench", "engine", str(checkpoint), "--repeats", "0"]) == 2
     assert "bench.repeats is 0" in capsys.readouterr().err
+    assert run(["bench", "engine", str(checkpoint), "--threads", "0"]) == 2
+    assert "--threads is 0" in capsys.readouterr().err
 
 
 def test_command_prints_json(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,6 +120,15 @@ def test_commit_refuses_more_rows_than_the_window(transformer: Transformer) -> N
         state.commit(window, [4])
 
 
+def test_states_refuse_what_they_cannot_hold(transformer: Transformer) -> None:
+    too_long = BatchMeta.build([3], start_positions=[golden.MAX_LEN - 2])
+    with pytest.raises(CapacityError, match=f"{golden.MAX_LEN + 1} rows does not fit"):
+        run(transformer, IDS[:3], too_long, golden.fresh_state(transformer))
+    with pytest.raises(ShapeError, match="cannot continue"):
+        meta = BatchMeta.build([1], start_positions=[4])
+        transformer(IDS[:1], meta, NoState(transformer.config))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

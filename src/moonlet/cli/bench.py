@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from moonlet.cli.models import model_directory
+from moonlet.cli.serve_flags import check_threads
 from moonlet.core.env import bound_threads
 
 __all__ = ["bench_app"]
@@ -51,6 +52,7 @@ def engine_command(
     as_json
         Print one JSON object instead of a table.
     """
+    check_threads(threads)
     bound_threads(threads)
     import torch
 

@@ -25,6 +25,8 @@ class _ZeroKDA:
         self._dtype = dtype
 
     def load(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
+        if bool(meta.start_positions_S.any()):
+            raise ShapeError("a state without memory cannot continue a sequence")
         kda, seqs, device = self._kda, meta.ragged.num_seqs, meta.slots_S.device
         recurrent = torch.zeros(seqs, kda.num_heads, kda.head_dim, kda.head_dim, device=device)
         width = kda.short_conv_kernel_size - 1
@@ -126,6 +128,12 @@ class _DenseMLA:
         self.shared = shared
 
     def append(self, meta: BatchMeta, latent_TR: Tensor, k_shared_TP: Tensor) -> None:
+        longest, room = (
+            int((meta.start_positions_S + meta.ragged.lens_S).max()),
+            len(self.latent[0]),
+        )
+        if longest > room:
+            raise CapacityError(f"a sequence of {longest} rows does not fit into {room}")
         slots = meta.slots_S[meta.ragged.seq_of_T]
         self.latent[slots, meta.positions_T] = latent_TR.detach().to(self.latent.dtype)
         self.shared[slots, meta.positions_T] = k_shared_TP.detach().to(self.shared.dtype)

@@ -124,9 +124,9 @@ def test_states_refuse_what_they_cannot_hold(transformer: Transformer) -> None:
     too_long = BatchMeta.build([3], start_positions=[golden.MAX_LEN - 2])
     with pytest.raises(CapacityError, match=f"{golden.MAX_LEN + 1} rows does not fit"):
         run(transformer, IDS[:3], too_long, golden.fresh_state(transformer))
+    continued = BatchMeta.build([1], start_positions=[4])
     with pytest.raises(ShapeError, match="cannot continue"):
-        meta = BatchMeta.build([1], start_positions=[4])
-        transformer(IDS[:1], meta, NoState(transformer.config))
+        transformer(IDS[:1], continued, NoState(transformer.config))
 
 
 @pytest.mark.parametrize(

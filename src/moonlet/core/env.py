@@ -13,7 +13,7 @@ from moonlet.core.errors import ConfigError
 
 __all__ = ["CPU_ISA_LEVELS", "available_cores", "bound_threads", "cpu_isa_cap", "is_debug"]
 
-CPU_ISA_LEVELS = ("scalar", "avx2", "avx512", "amx")
+CPU_ISA_LEVELS = ("scalar", "avx2", "avx512", "vnni")
 """Instruction-set levels of the native kernels, each including the ones before it."""
 
 _TRUE = ("1", "true", "yes", "on")

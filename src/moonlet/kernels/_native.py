@@ -24,7 +24,7 @@ __all__ = ["availability", "isa_level", "isa_levels", "mxfp4_dequantize", "share
 
 logger = logging.getLogger(__name__)
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 GROUP_SIZE = 32
 
 _I32 = ctypes.c_int32
@@ -54,7 +54,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 """Argument types of every function in `csrc/moonlet.h`; each returns an int32."""
 
 _STATUS = {1: "bad argument", 2: "this processor or build lacks the instruction-set level"}
-_LEVEL_NAMES = env.CPU_ISA_LEVELS[:3]
+_LEVEL_NAMES = env.CPU_ISA_LEVELS
 
 
 @cache

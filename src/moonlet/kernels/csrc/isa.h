@@ -1,11 +1,9 @@
 // What one instruction-set level offers to the dispatcher in moonlet.cpp.
-//
-// mxfp4.cpp is compiled once per level, with that level's flags and into that level's namespace.
-// Nothing here is an inline function: a shared inline compiled with AVX-512 flags could be the copy
-// the linker keeps for every level.
 #pragma once
 
 #include <stdint.h>
+
+#include "levels.h"
 
 namespace moonlet {
 
@@ -19,14 +17,6 @@ struct IsaTable {
                          uint16_t* out, int64_t num_groups);
 };
 
-namespace scalar {
-extern const IsaTable isa_table;
-}
-namespace avx2 {
-extern const IsaTable isa_table;
-}
-namespace avx512 {
-extern const IsaTable isa_table;
-}
+MOONLET_TABLE(IsaTable, isa_table)
 
 }  // namespace moonlet

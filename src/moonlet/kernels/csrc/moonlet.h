@@ -16,7 +16,7 @@ extern "C" {
 #define MOONLET_API __attribute__((visibility("default")))
 
 /* Raised by one with every change of a prototype or of its meaning. */
-#define MOONLET_ABI_VERSION 2
+#define MOONLET_ABI_VERSION 3
 
 /* Status values. */
 #define MOONLET_OK 0
@@ -27,6 +27,7 @@ extern "C" {
 #define MOONLET_ISA_LEVEL_SCALAR 0
 #define MOONLET_ISA_LEVEL_AVX2 1
 #define MOONLET_ISA_LEVEL_AVX512 2
+#define MOONLET_ISA_LEVEL_VNNI 3
 
 MOONLET_API int32_t moonlet_abi_version(void);
 

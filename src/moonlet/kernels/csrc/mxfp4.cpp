@@ -8,6 +8,9 @@
 
 #include <string.h>
 
+#if defined(MOONLET_ISA_vnni)
+#define MOONLET_ISA_avx512 1
+#endif
 #if defined(MOONLET_ISA_avx2) || defined(MOONLET_ISA_avx512)
 #include <immintrin.h>
 #endif

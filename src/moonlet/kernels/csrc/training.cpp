@@ -13,24 +13,6 @@ namespace {
 
 constexpr int64_t kLanes = 16;
 
-const RowTable* rows_of(int32_t level) {
-  if (level < 0 || level > moonlet_isa_level()) return nullptr;
-#ifdef MOONLET_X86
-  if (level == MOONLET_ISA_LEVEL_AVX512) return &avx512::row_table;
-  if (level == MOONLET_ISA_LEVEL_AVX2) return &avx2::row_table;
-#endif
-  return &scalar::row_table;
-}
-
-const KdaTable* kda_of(int32_t level) {
-  if (level < 0 || level > moonlet_isa_level()) return nullptr;
-#ifdef MOONLET_X86
-  if (level == MOONLET_ISA_LEVEL_AVX512) return &avx512::kda_table;
-  if (level == MOONLET_ISA_LEVEL_AVX2) return &avx2::kda_table;
-#endif
-  return &scalar::kda_table;
-}
-
 bool bad_rows(int64_t num_rows, int64_t size) {
   return num_rows < 0 || size < kLanes || size % kLanes != 0;
 }
@@ -42,7 +24,7 @@ bool bad_head_size(int64_t size) { return bad_rows(0, size) || size > kMaxHeadSi
 
 int32_t moonlet_situ_forward(const float* gate, const float* up, float* out, int64_t count,
                              float beta, float linear_beta, int32_t isa_level) {
-  const moonlet::RowTable* table = moonlet::rows_of(isa_level);
+  const moonlet::RowTable* table = MOONLET_PICK(row_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
   if (count < 0) return MOONLET_BAD_ARGUMENT;
   table->situ_forward(gate, up, out, count, beta, linear_beta);
@@ -52,7 +34,7 @@ int32_t moonlet_situ_forward(const float* gate, const float* up, float* out, int
 int32_t moonlet_situ_backward(const float* gate, const float* up, const float* dout, float* dgate,
                               float* dup, int64_t count, float beta, float linear_beta,
                               int32_t isa_level) {
-  const moonlet::RowTable* table = moonlet::rows_of(isa_level);
+  const moonlet::RowTable* table = MOONLET_PICK(row_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
   if (count < 0) return MOONLET_BAD_ARGUMENT;
   table->situ_backward(gate, up, dout, dgate, dup, count, beta, linear_beta);
@@ -61,7 +43,7 @@ int32_t moonlet_situ_backward(const float* gate, const float* up, const float* d
 
 int32_t moonlet_rms_norm_forward(const float* x, const float* weight, float* out, float* rstd,
                                  int64_t num_rows, int64_t size, float eps, int32_t isa_level) {
-  const moonlet::RowTable* table = moonlet::rows_of(isa_level);
+  const moonlet::RowTable* table = MOONLET_PICK(row_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
   if (moonlet::bad_rows(num_rows, size)) return MOONLET_BAD_ARGUMENT;
   table->rms_norm_forward(x, weight, out, rstd, num_rows, size, eps);
@@ -71,7 +53,7 @@ int32_t moonlet_rms_norm_forward(const float* x, const float* weight, float* out
 int32_t moonlet_rms_norm_backward(const float* x, const float* weight, const float* rstd,
                                   const float* dout, float* dx, float* dweight, int64_t num_rows,
                                   int64_t size, int32_t isa_level) {
-  const moonlet::RowTable* table = moonlet::rows_of(isa_level);
+  const moonlet::RowTable* table = MOONLET_PICK(row_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
   if (moonlet::bad_rows(num_rows, size)) return MOONLET_BAD_ARGUMENT;
   table->rms_norm_backward(x, weight, rstd, dout, dx, dweight, num_rows, size);
@@ -81,7 +63,7 @@ int32_t moonlet_rms_norm_backward(const float* x, const float* weight, const flo
 int32_t moonlet_gated_norm_forward(const float* x, const float* weight, const float* gate,
                                    float* out, float* rstd, int64_t num_rows, int64_t size,
                                    float eps, int32_t isa_level) {
-  const moonlet::RowTable* table = moonlet::rows_of(isa_level);
+  const moonlet::RowTable* table = MOONLET_PICK(row_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
   if (moonlet::bad_rows(num_rows, size)) return MOONLET_BAD_ARGUMENT;
   table->gated_norm_forward(x, weight, gate, out, rstd, num_rows, size, eps);
@@ -92,7 +74,7 @@ int32_t moonlet_gated_norm_backward(const float* x, const float* weight, const f
                                     const float* rstd, const float* dout, float* dx, float* dgate,
                                     float* dweight, int64_t num_rows, int64_t size,
                                     int32_t isa_level) {
-  const moonlet::RowTable* table = moonlet::rows_of(isa_level);
+  const moonlet::RowTable* table = MOONLET_PICK(row_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
   if (moonlet::bad_rows(num_rows, size)) return MOONLET_BAD_ARGUMENT;
   table->gated_norm_backward(x, weight, gate, rstd, dout, dx, dgate, dweight, num_rows, size);
@@ -102,7 +84,7 @@ int32_t moonlet_gated_norm_backward(const float* x, const float* weight, const f
 int32_t moonlet_attn_res_forward(const float* const* sources, int64_t num_sources,
                                  const float* weight, float* out, float* alpha, float* rstd,
                                  int64_t num_rows, int64_t size, float eps, int32_t isa_level) {
-  const moonlet::RowTable* table = moonlet::rows_of(isa_level);
+  const moonlet::RowTable* table = MOONLET_PICK(row_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
   if (moonlet::bad_rows(num_rows, size)) return MOONLET_BAD_ARGUMENT;
   if (num_sources < 1 || num_sources > moonlet::kMaxSources) return MOONLET_BAD_ARGUMENT;
@@ -114,7 +96,7 @@ int32_t moonlet_attn_res_backward(const float* const* sources, int64_t num_sourc
                                   const float* weight, const float* alpha, const float* rstd,
                                   const float* dout, float* const* dsources, float* dweight,
                                   int64_t num_rows, int64_t size, int32_t isa_level) {
-  const moonlet::RowTable* table = moonlet::rows_of(isa_level);
+  const moonlet::RowTable* table = MOONLET_PICK(row_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
   if (moonlet::bad_rows(num_rows, size)) return MOONLET_BAD_ARGUMENT;
   if (num_sources < 1 || num_sources > moonlet::kMaxSources) return MOONLET_BAD_ARGUMENT;
@@ -126,7 +108,7 @@ int32_t moonlet_attn_res_backward(const float* const* sources, int64_t num_sourc
 int32_t moonlet_short_conv_forward(const float* x, const float* weight, const float* carry,
                                    const int64_t* starts, float* out, int64_t num_seqs,
                                    int64_t channels, int64_t taps, int32_t isa_level) {
-  const moonlet::RowTable* table = moonlet::rows_of(isa_level);
+  const moonlet::RowTable* table = MOONLET_PICK(row_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
   if (moonlet::bad_rows(num_seqs, channels) || taps < 1) return MOONLET_BAD_ARGUMENT;
   table->short_conv_forward(x, weight, carry, starts, out, num_seqs, channels, taps);
@@ -137,7 +119,7 @@ int32_t moonlet_short_conv_backward(const float* x, const float* weight, const f
                                     const int64_t* starts, const float* dout, float* dx,
                                     float* dweight, float* scratch, int64_t num_seqs,
                                     int64_t channels, int64_t taps, int32_t isa_level) {
-  const moonlet::RowTable* table = moonlet::rows_of(isa_level);
+  const moonlet::RowTable* table = MOONLET_PICK(row_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
   if (moonlet::bad_rows(num_seqs, channels) || taps < 1) return MOONLET_BAD_ARGUMENT;
   table->short_conv_backward(x, weight, carry, starts, dout, dx, dweight, scratch, num_seqs,
@@ -151,7 +133,7 @@ int32_t moonlet_kda_forward(const float* q, const float* k, const float* v, cons
                             float* out, float* final_state, float* entering, int64_t num_seqs,
                             int64_t num_heads, int64_t key_size, int64_t value_size,
                             int32_t isa_level) {
-  const moonlet::KdaTable* table = moonlet::kda_of(isa_level);
+  const moonlet::KdaTable* table = MOONLET_PICK(kda_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
   if (num_seqs < 0 || num_heads < 1 || moonlet::bad_head_size(key_size) ||
       moonlet::bad_head_size(value_size)) {
@@ -170,7 +152,7 @@ int32_t moonlet_kda_backward(const float* q, const float* k, const float* v, con
                              float* dv, float* dz, float* dbeta, float* da_log, float* ddt_bias,
                              float* dstate, int64_t num_seqs, int64_t num_heads, int64_t key_size,
                              int64_t value_size, int32_t isa_level) {
-  const moonlet::KdaTable* table = moonlet::kda_of(isa_level);
+  const moonlet::KdaTable* table = MOONLET_PICK(kda_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
   if (num_seqs < 0 || num_heads < 1 || moonlet::bad_head_size(key_size) ||
       moonlet::bad_head_size(value_size)) {

@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "levels.h"
+
 namespace moonlet {
 
 // Limits that the checks of the C interface and the buffers of the operators share.
@@ -57,17 +59,7 @@ struct KdaTable {
                    float* da_log, float* ddt_bias, float* dstate, const KdaShape& shape);
 };
 
-namespace scalar {
-extern const RowTable row_table;
-extern const KdaTable kda_table;
-}
-namespace avx2 {
-extern const RowTable row_table;
-extern const KdaTable kda_table;
-}
-namespace avx512 {
-extern const RowTable row_table;
-extern const KdaTable kda_table;
-}
+MOONLET_TABLE(RowTable, row_table)
+MOONLET_TABLE(KdaTable, kda_table)
 
 }  // namespace moonlet

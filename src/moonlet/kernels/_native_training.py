@@ -13,9 +13,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from moonlet.core.config import ModelConfig
 from moonlet.core.errors import BackendError, BackendUnavailable, ShapeError
 from moonlet.kernels import _native
+from moonlet.kernels.spec import Spec
 
 __all__ = [
     "LANES",
@@ -32,13 +32,16 @@ MAX_HEAD_SIZE = 128
 _DTYPES = (torch.float32, torch.int64)
 
 
-def refusal(device: torch.device, config: ModelConfig | None) -> str | None:
+def refusal(spec: Spec) -> str | None:
     """Return why the native training operators cannot serve, or None if they can."""
     is_built, reason = _native.availability()
     if not is_built:
         return reason
-    if device.type != "cpu":
-        return f"the native kernels run on the CPU, not on {device}"
+    if spec.device.type != "cpu":
+        return f"the native kernels run on the CPU, not on {spec.device}"
+    if spec.dtype != torch.float32:
+        return f"the native kernels compute in float32, not in {spec.dtype}"
+    config = spec.config
     if config is None:
         return None
     sizes = {

@@ -17,15 +17,16 @@ import torch
 
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import BackendUnavailable, ConfigError
+from moonlet.kernels.spec import Spec
 
 __all__ = ["Choice", "Kernels", "describe", "resolve"]
 
 logger = logging.getLogger(__name__)
 
-Supports = Callable[[torch.device, "ModelConfig | None"], "str | None"]
+Supports = Callable[[Spec], "str | None"]
 
 
-def _always(device: torch.device, config: ModelConfig | None) -> str | None:
+def _always(spec: Spec) -> str | None:
     return None
 
 
@@ -53,17 +54,23 @@ def _op(*backends: tuple[str, str]) -> tuple[Backend, ...]:
     return tuple(Backend(name=name, target=f"moonlet.kernels.{path}") for name, path in backends)
 
 
-def _native_rows(device: torch.device, config: ModelConfig | None) -> str | None:
-    return importlib.import_module("moonlet.kernels._native_training").refusal(device, config)
+def _asks(module: str, function: str = "refusal") -> Supports:
+    """Leave the answer to a module that is imported only when asked."""
+
+    def supports(spec: Spec) -> str | None:
+        return getattr(importlib.import_module(f"moonlet.kernels.{module}"), function)(spec)
+
+    return supports
 
 
-def _native_kda(device: torch.device, config: ModelConfig | None) -> str | None:
-    return importlib.import_module("moonlet.kernels.kda.native").refusal(device, config)
-
-
-def _native(path: str, supports: Supports = _native_rows) -> Backend:
+def _native(path: str, supports: Supports = _asks("_native_training")) -> Backend:
     """A float32 backend for training: never an ``auto`` choice before the reference."""
     return Backend(name="native", target=f"moonlet.kernels.{path}", supports=supports)
+
+
+def _cpu(path: str, supports: Supports = _asks("_native_ops")) -> Backend:
+    """A native backend for inference, preferred where it can serve."""
+    return Backend(name="cpu", target=f"moonlet.kernels.{path}", supports=supports)
 
 
 # the order is the order of preference of ``auto``
@@ -82,7 +89,7 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
     ),
     "kda_chunk": (
         *_op(("torch", "kda.chunkwise:kda_chunk"), ("reference", "kda.reference:kda_chunk")),
-        _native("kda.native:kda_chunk", _native_kda),
+        _native("kda.native:kda_chunk", _asks("kda.native")),
     ),
     "kda_step": _op(("reference", "kda.reference:kda_step")),
     "mla_prefill": _op(
@@ -106,6 +113,7 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
         _native("situ.native:situ_glu"),
     ),
     "swiglu": _op(("reference", "situ.reference:swiglu")),
+    "linear": _op(("reference", "linear.reference:linear")),
 }
 
 
@@ -136,12 +144,15 @@ class Kernels:
     moe_experts: Callable[..., Any]
     situ_glu: Callable[..., Any]
     swiglu: Callable[..., Any]
+    linear: Callable[..., Any]
     choices: tuple[Choice, ...]
 
+    def backend(self, op: str) -> str:
+        """Return the name of the backend that ``op`` got."""
+        return next(choice.backend for choice in self.choices if choice.op == op)
 
-def _choose(
-    op: str, wanted: str, device: torch.device, config: ModelConfig | None
-) -> tuple[Backend, str]:
+
+def _choose(op: str, wanted: str, spec: Spec) -> tuple[Backend, str]:
     backends = OPERATORS[op]
     if wanted != "auto" and wanted not in {b.name for b in backends}:
         raise BackendUnavailable(
@@ -153,7 +164,7 @@ def _choose(
     for backend in backends:
         if wanted not in ("auto", backend.name):
             continue
-        reason = backend.supports(device, config)
+        reason = backend.supports(spec)
         if reason is None:
             skipped = "; ".join(f"{n}: {r}" for n, r in refused.items())
             return backend, skipped or ("asked for" if wanted != "auto" else "first in order")
@@ -165,6 +176,9 @@ def resolve(
     device: torch.device | str = "cpu",
     config: ModelConfig | None = None,
     wanted: Mapping[str, str] | str = "auto",
+    *,
+    dtype: torch.dtype = torch.float32,
+    is_inference: bool = False,
 ) -> Kernels:
     """Choose every operator's backend.
 
@@ -173,12 +187,17 @@ def resolve(
         config: The architecture, for backends that serve only some shapes.
         wanted: One backend name for all operators that have it (``auto``, ``reference``), or a
             mapping from operator to backend name.
+        dtype: Dtype of the model's activations.
+        is_inference: Whether gradients are never wanted, which lets the native inference kernels
+            serve.
 
     Raises:
         ConfigError: ``wanted`` names an unknown operator.
         BackendUnavailable: A named backend does not exist or cannot serve.
     """
-    device = torch.device(device)
+    spec = Spec(
+        device=torch.device(device), config=config, dtype=dtype, is_inference=is_inference
+    )
     per_op = {"*": wanted} if isinstance(wanted, str) else dict(wanted)
     unknown = sorted(set(per_op) - set(OPERATORS) - {"*"})
     if unknown:
@@ -190,7 +209,7 @@ def resolve(
     choices: list[Choice] = []
     for op in OPERATORS:
         name = per_op.get(op, per_op.get("*", "auto"))
-        backend, reason = _choose(op, name, device, config)
+        backend, reason = _choose(op, name, spec)
         chosen[op] = backend.load()
         choices.append(Choice(op=op, backend=backend.name, reason=reason))
     logger.info("kernels: %s", ", ".join(f"{c.op}={c.backend}" for c in choices))
@@ -198,5 +217,5 @@ def resolve(
 
 
 def describe(device: torch.device | str = "cpu") -> tuple[Choice, ...]:
-    """Return what ``auto`` chooses on ``device``, for ``moonlet env``."""
-    return resolve(device).choices
+    """Return what ``auto`` chooses for serving on ``device``, for ``moonlet env``."""
+    return resolve(device, is_inference=True).choices

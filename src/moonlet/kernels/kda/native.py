@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moonlet.core.config import ModelConfig
 from moonlet.core.errors import ShapeError
 from moonlet.kernels import _native_training
 from moonlet.kernels.kda import chunkwise
 from moonlet.kernels.kda.reference import KDAResult
 from moonlet.kernels.ragged import Ragged
+from moonlet.kernels.spec import Spec
 
 __all__ = ["kda_chunk", "refusal"]
 
@@ -25,9 +25,9 @@ CHUNK_ROWS = 32
 LOWEST_BOUND = -5.0
 
 
-def refusal(device: torch.device, config: ModelConfig | None) -> str | None:
+def refusal(spec: Spec) -> str | None:
     """Return why native KDA cannot serve, or None if it can."""
-    reason = _native_training.refusal(device, config)
+    reason, config = _native_training.refusal(spec), spec.config
     if reason is not None or config is None:
         return reason
     bound = config.kda.gate_lower_bound

@@ -1,0 +1,1 @@
+"""``y = x W^T`` with weights as they are stored."""

@@ -59,6 +59,8 @@ def serve_command(
         max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens,
         dtype="float32" if flags.dtype == "auto" else flags.dtype,
+        moe_activation=flags.moe_activation,
+        trunk=flags.trunk,
     )
     with bind(flags.host, flags.port) as bound:
         with load_progress(f"loading {names[0]}", console) as on_progress:

@@ -40,7 +40,10 @@ class ServeFlags:
         max_num_seqs: Requests computed at the same time.
         max_num_batched_tokens: Tokens per forward pass: longer prompts are computed in chunks.
         max_queue: Requests that may wait beyond those computed; more are answered 429.
-        dtype: Of weights and activations; auto is float32.
+        dtype: Of activations; auto is float32, which reads weights as they are stored.
+        moe_activation: Rounding of the routed experts' inputs: none (bf16), MXFP8 groups with
+            ceil or floor scales, or int8 groups.
+        trunk: Matrices outside the routed experts: as stored, or int8 with a scale per row.
         threads: Threads for the model; the processors given to this process when left out.
         effort_fallback: What an unknown reasoning effort gets: a 400, or the nearest known one.
         tool_stream: Stream tool arguments as they are written, or each call in one piece.
@@ -60,6 +63,8 @@ class ServeFlags:
     max_num_batched_tokens: int | None = None
     max_queue: int = 256
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    moe_activation: Literal["bf16", "mxfp8", "mxfp8-floor", "int8"] = "bf16"
+    trunk: Literal["stored", "int8"] = "stored"
     threads: int | None = None
     effort_fallback: Literal["error", "nearest"] = "error"
     tool_stream: Literal["incremental", "atomic"] = "incremental"

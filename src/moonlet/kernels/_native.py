@@ -50,6 +50,9 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "moonlet_short_conv_backward": (*[_POINTER] * 8, *[_I64] * 3, _I32),
     "moonlet_kda_forward": (*[_POINTER] * 7, _F32, *[_POINTER] * 5, *[_I64] * 4, _I32),
     "moonlet_kda_backward": (*[_POINTER] * 7, _F32, *[_POINTER] * 12, *[_I64] * 4, _I32),
+    "moonlet_linear": (*[_POINTER] * 4, *[_I64] * 5, *[_I32] * 3),
+    "moonlet_round_groups": (*[_POINTER] * 2, _I64, *[_I32] * 3),
+    "moonlet_moe_mxfp4": (*[_POINTER] * 13, *[_I64] * 5, _I32, *[_F32] * 2, *[_I32] * 3),
 }
 """Argument types of every function in `csrc/moonlet.h`; each returns an int32."""
 

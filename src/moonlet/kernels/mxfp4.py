@@ -22,7 +22,7 @@ Shape letters: I elements of the last axis (a multiple of 32), G = I / 32 groups
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ from moonlet.kernels.microscaling import (
 __all__ = [
     "RULES",
     "Backend",
+    "Packed",
     "Rule",
     "dequantize",
     "fake_quantize",
@@ -147,6 +148,21 @@ def dequantize(
         if backend == "cpu":
             raise BackendUnavailable("mxfp4 dequantize cannot use 'cpu'", {"cpu": reason})
     return _dequantize_reference(packed, scale, dtype)
+
+
+class Packed(NamedTuple):
+    """MXFP4 matrices: uint8 ``packed [..., I/2]`` and ``scale [..., I/32]``."""
+
+    packed: Tensor
+    scale: Tensor
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """Decode to ``[..., I]``; see `dequantize`."""
+        return dequantize(self.packed, self.scale, dtype)
+
+    def of(self, index: Tensor) -> Packed:
+        """Select along the first axis."""
+        return Packed(self.packed[index], self.scale[index])
 
 
 def native_refusal(device: torch.device, dtype: torch.dtype) -> str | None:

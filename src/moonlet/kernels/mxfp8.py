@@ -19,7 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from moonlet.core.errors import ConfigError, ShapeError
+from moonlet.core.errors import BackendUnavailable, ConfigError, ShapeError
+from moonlet.kernels import _native, _native_ops
 from moonlet.kernels.microscaling import (
     GROUP_SIZE,
     as_scale,
@@ -36,6 +37,7 @@ MAX_VALUE = 448.0
 
 Rule = Literal["ceil", "floor"]
 RULES: tuple[Rule, ...] = ("ceil", "floor")
+Backend = Literal["auto", "reference", "cpu"]
 
 
 def quantize(x: Tensor, rule: Rule = "ceil") -> tuple[Tensor, Tensor]:
@@ -82,20 +84,45 @@ def dequantize(codes: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32)
     return _decode(e4m3_GI, scale).flatten(-2).to(dtype)
 
 
-def fake_quantize(x: Tensor, rule: Rule = "ceil") -> Tensor:
+def fake_quantize(x: Tensor, rule: Rule = "ceil", backend: Backend = "auto") -> Tensor:
     """Round a tensor to what MXFP8 can hold; the gradient passes straight through.
 
     Args:
         x: Floating point [..., I].
         rule: How the scale of a group is chosen.
+        backend: ``cpu`` for the native kernel, ``reference`` for torch, ``auto`` for the native
+            kernel where it can serve. They give the same bits.
 
     Returns:
         [..., I] in the dtype of `x`, equal to decoding its encoding.
+
+    Raises:
+        ShapeError: The last axis is not a multiple of 32, or `x` holds no floats.
+        BackendUnavailable: ``cpu`` was asked for and cannot serve.
+        ConfigError: Unknown rule.
     """
     x_GI = groups(x)
+    if rule not in RULES:
+        raise ConfigError(f"rounding rule is {rule!r}; choose one of {', '.join(RULES)}")
+    if backend != "reference":
+        reason = _native_refusal(x.device)
+        if reason is None:
+            rounded = torch.empty(x.shape, dtype=torch.float32)
+            mode = 1 + RULES.index(rule)
+            _native_ops.call("round_groups", x_GI.contiguous(), rounded, x.numel(), mode)
+            return straight_through(x, rounded.to(x.dtype))
+        if backend == "cpu":
+            raise BackendUnavailable("mxfp8 fake_quantize cannot use 'cpu'", {"cpu": reason})
     scale_G = _choose_scale(x_GI, rule)
     rounded_GI = _decode(_encode(x_GI, scale_G), scale_G)
     return straight_through(x, rounded_GI.flatten(-2).to(x.dtype))
+
+
+def _native_refusal(device: torch.device) -> str | None:
+    is_built, reason = _native.availability()
+    if not is_built:
+        return reason
+    return None if device.type == "cpu" else f"the native kernel runs on the CPU, not on {device}"
 
 
 def _choose_scale(x_GI: Tensor, rule: Rule) -> Tensor:

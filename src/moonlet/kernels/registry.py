@@ -63,12 +63,16 @@ def _asks(module: str, function: str = "refusal") -> Supports:
     return supports
 
 
-def _native(path: str, supports: Supports = _asks("_native_training")) -> Backend:
+_TRAINS = _asks("_native_training")
+_INFERS = _asks("_native_ops")
+
+
+def _native(path: str, supports: Supports = _TRAINS) -> Backend:
     """A float32 backend for training: never an ``auto`` choice before the reference."""
     return Backend(name="native", target=f"moonlet.kernels.{path}", supports=supports)
 
 
-def _cpu(path: str, supports: Supports = _asks("_native_ops")) -> Backend:
+def _cpu(path: str, supports: Supports = _INFERS) -> Backend:
     """A native backend for inference, preferred where it can serve."""
     return Backend(name="cpu", target=f"moonlet.kernels.{path}", supports=supports)
 
@@ -103,17 +107,27 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
     "attn_res_fold": _op(("reference", "attn_res.reference:attn_res_fold")),
     "attn_res_join": _op(("reference", "attn_res.reference:attn_res_join")),
     "route_topk": _op(("reference", "route_topk.reference:route_topk")),
-    "moe_experts": _op(
-        ("torch", "moe_experts.grouped:moe_experts"),
-        ("reference", "moe_experts.reference:moe_experts"),
-        ("sorted", "moe_experts.sorted:moe_experts"),
+    "moe_experts": (
+        _cpu("moe_experts.cpu:moe_experts"),
+        *_op(
+            ("torch", "moe_experts.grouped:moe_experts"),
+            ("reference", "moe_experts.reference:moe_experts"),
+            ("sorted", "moe_experts.sorted:moe_experts"),
+        ),
+    ),
+    "moe_mxfp4": (
+        _cpu("moe_mxfp4.cpu:moe_mxfp4", _asks("moe_mxfp4.cpu")),
+        *_op(("reference", "moe_mxfp4.reference:moe_mxfp4")),
     ),
     "situ_glu": (
         *_op(("reference", "situ.reference:situ_glu")),
         _native("situ.native:situ_glu"),
     ),
     "swiglu": _op(("reference", "situ.reference:swiglu")),
-    "linear": _op(("reference", "linear.reference:linear")),
+    "linear": (
+        _cpu("linear.cpu:linear"),
+        *_op(("reference", "linear.reference:linear")),
+    ),
 }
 
 
@@ -142,6 +156,7 @@ class Kernels:
     attn_res_join: Callable[..., Any]
     route_topk: Callable[..., Any]
     moe_experts: Callable[..., Any]
+    moe_mxfp4: Callable[..., Any]
     situ_glu: Callable[..., Any]
     swiglu: Callable[..., Any]
     linear: Callable[..., Any]
@@ -195,9 +210,7 @@ def resolve(
         ConfigError: ``wanted`` names an unknown operator.
         BackendUnavailable: A named backend does not exist or cannot serve.
     """
-    spec = Spec(
-        device=torch.device(device), config=config, dtype=dtype, is_inference=is_inference
-    )
+    spec = Spec(device=torch.device(device), config=config, dtype=dtype, is_inference=is_inference)
     per_op = {"*": wanted} if isinstance(wanted, str) else dict(wanted)
     unknown = sorted(set(per_op) - set(OPERATORS) - {"*"})
     if unknown:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from moonlet.core.config import ModelConfig, MoEConfig
+from moonlet.kernels import mxfp4
+from moonlet.kernels.mxfp4 import Packed
 from moonlet.kernels.registry import Kernels
 from moonlet.model.layers import GatedMLP, Linear, RMSNorm, gated_activation, parameter
 
@@ -60,6 +62,8 @@ class Experts(nn.Module):
     Attributes:
         weight_transform: Applied to w1, w3, w2 before use (weight fake quantisation), or None.
         activation_transform: Applied to the inputs of w1/w3 and of w2, or None.
+        activation_mode: Rounding of those inputs with packed weights; a key of
+            `kernels.moe_mxfp4.reference.MODES`.
     """
 
     def __init__(
@@ -77,11 +81,36 @@ class Experts(nn.Module):
         self.w2 = parameter(moe.num_experts, size_in, width, dtype=dtype, device=device)
         self.weight_transform: Callable[[Tensor], Tensor] | None = None
         self.activation_transform: Callable[[Tensor], Tensor] | None = None
+        self.activation_mode = "bf16"
+        self.num_experts = moe.num_experts
+        self._is_packed = False
         self._activation = gated_activation(config, kernels)
-        self._moe_experts = kernels.moe_experts
+        self._moe_experts, self._moe_mxfp4 = kernels.moe_experts, kernels.moe_mxfp4
+
+    def pack(self) -> None:
+        """Replace the matrices by empty MXFP4 pairs ``<name>_packed`` and ``<name>_scale``.
+
+        The pairs are filled by a loader and cannot be trained.
+        """
+        for name in ("w1", "w3", "w2"):
+            *lead, size = getattr(self, name).shape
+            device = getattr(self, name).device
+            delattr(self, name)
+            for part, count in (("packed", size // 2), ("scale", size // mxfp4.GROUP_SIZE)):
+                empty = torch.empty(*lead, count, dtype=torch.uint8, device=device)
+                self.register_buffer(f"{name}_{part}", empty)
+        self._is_packed = True
 
     def forward(self, z_TR: Tensor, ids_TA: Tensor, weights_TA: Tensor) -> Tensor:
         """Return the weighted sum of expert outputs, float32 ``[T, R]``."""
+        if self._is_packed:
+            matrices = (
+                Packed(getattr(self, f"{name}_packed"), getattr(self, f"{name}_scale"))
+                for name in ("w1", "w3", "w2")
+            )
+            return self._moe_mxfp4(
+                z_TR, ids_TA, weights_TA, *matrices, self._activation, self.activation_mode
+            )
         w1, w3, w2 = self.w1, self.w3, self.w2
         if self.weight_transform is not None:
             w1, w3, w2 = (self.weight_transform(w) for w in (w1, w3, w2))

@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moonlet.core.config import ModelConfig
+from moonlet.kernels.linear import reference
 from moonlet.kernels.registry import Kernels
+from moonlet.kernels.situ.gated import GatedActivation
 
 __all__ = ["GatedMLP", "Linear", "RMSNorm", "gated_activation", "parameter"]
+
+
+LinearOperator = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 
 def parameter(*shape: int, dtype: torch.dtype, device: torch.device | str | None) -> nn.Parameter:
@@ -23,17 +27,24 @@ def parameter(*shape: int, dtype: torch.dtype, device: torch.device | str | None
 
 
 class Linear(nn.Module):
-    """``y = x W^T`` with ``weight`` stored ``[O, I]``; K3 has no biases."""
+    """``y = x W^T`` with ``weight`` stored ``[O, I]``; K3 has no biases.
+
+    The weight may be stored coarser than the activations (`kernels.linear.reference`).
+    """
+
+    scale: Tensor | None
 
     def __init__(
         self, size_in: int, size_out: int, dtype: torch.dtype, device: torch.device | str | None
     ) -> None:
         super().__init__()
         self.weight = parameter(size_out, size_in, dtype=dtype, device=device)
+        self.register_buffer("scale", None)
+        self.operator: LinearOperator = reference.linear
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., I] -> [..., O]``."""
-        return F.linear(x, self.weight)
+        return self.operator(x, self.weight, self.scale)
 
 
 class RMSNorm(nn.Module):
@@ -57,17 +68,17 @@ class RMSNorm(nn.Module):
         return self._rms_norm(x, self.weight, self.eps)
 
 
-def gated_activation(config: ModelConfig, kernels: Kernels) -> Callable[[Tensor, Tensor], Tensor]:
+def gated_activation(config: ModelConfig, kernels: Kernels) -> GatedActivation:
     """Return the (gate, up) activation that ``hidden_act`` names."""
     if config.hidden_act == "silu":
-        return kernels.swiglu
+        return GatedActivation("silu", kernels.swiglu)
     beta, linear_beta = config.activation_situ_beta, config.activation_situ_linear_beta
     situ_glu = kernels.situ_glu
 
-    def activation(gate: Tensor, up: Tensor) -> Tensor:
+    def apply(gate: Tensor, up: Tensor) -> Tensor:
         return situ_glu(gate, up, beta, linear_beta)
 
-    return activation
+    return GatedActivation("situ", apply, beta, linear_beta)
 
 
 class GatedMLP(nn.Module):

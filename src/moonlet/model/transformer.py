@@ -82,11 +82,14 @@ class Transformer(nn.Module):
             self.output_attn_res_norm, self.output_attn_res_proj = mix_modules(
                 hidden, eps, self.kernels, dtype, device
             )
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.operator = self.kernels.linear
 
     @property
     def dtype(self) -> torch.dtype:
-        """Model dtype."""
-        return self.embed_tokens.weight.dtype
+        """Model dtype: that of activations; matrices may be stored coarser."""
+        return self.norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
@@ -122,9 +125,8 @@ class Transformer(nn.Module):
             ``[T, D]`` in the model dtype, after the output mix and before the final norm.
         """
         mixes, boundaries = self._mixes()
-        stream = open_stream(
-            self.embed_tokens(tokens_T), mixes, boundaries, self.kernels, self.attn_res_form
-        )
+        embedded_TD = self.embed_tokens(tokens_T).to(self.dtype)
+        stream = open_stream(embedded_TD, mixes, boundaries, self.kernels, self.attn_res_form)
         for layer in self._decoder_layers():
             layer(stream, meta, state)
         return stream.read()

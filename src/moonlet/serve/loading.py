@@ -10,11 +10,12 @@ from typing import Literal
 import torch
 
 from moonlet.chat.tokenizer import Tokenizer
-from moonlet.core.errors import CheckpointError
+from moonlet.core.budget import budget_of
+from moonlet.core.errors import CheckpointError, ConfigError
 from moonlet.core.hf_config import CheckpointConfig
 from moonlet.engine.engine import Engine
 from moonlet.serve.settings import GenerationDefaults, read_generation_defaults
-from moonlet.weights.checkpoint import load_model
+from moonlet.weights.checkpoint import load_for_inference, load_model
 
 __all__ = ["EngineOptions", "LoadedEngine", "load_engine"]
 
@@ -29,13 +30,17 @@ class EngineOptions:
         max_model_len: Prompt and output of one request; the checkpoint's limit when None.
         max_num_seqs: Requests computed at the same time.
         max_num_batched_tokens: Tokens per forward pass; the engine's default when None.
-        dtype: Of weights, activations and latent rows.
+        dtype: Of activations and latent rows; with float32, weights keep their stored bytes.
+        moe_activation: Rounding of the routed experts' inputs; ``bf16`` is none.
+        trunk: ``stored``, or ``int8`` for the matrices outside the experts.
     """
 
     max_model_len: int | None = None
     max_num_seqs: int = 8
     max_num_batched_tokens: int | None = None
     dtype: Dtype = "float32"
+    moe_activation: str = "bf16"
+    trunk: str = "stored"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +52,7 @@ class LoadedEngine:
         tokenizer: The checkpoint's vocabulary.
         defaults: Its generation_config.json.
         config: Its config.json.
-        num_parameters: Of the model, buffers not counted.
+        num_parameters: Of the text model.
     """
 
     engine: Engine
@@ -79,7 +84,17 @@ def load_engine(
     # small files first: they fail fast
     tokenizer = Tokenizer.from_dir(directory)
     defaults = read_generation_defaults(directory)
-    loaded = load_model(directory, dtype=getattr(torch, options.dtype), on_progress=on_progress)
+    if options.dtype == "float32":
+        loaded = load_for_inference(
+            directory,
+            on_progress=on_progress,
+            moe_activation=options.moe_activation,
+            trunk=options.trunk,
+        )
+    elif (options.moe_activation, options.trunk) != ("bf16", "stored"):
+        raise ConfigError(f"moe_activation and trunk need dtype float32, not {options.dtype}")
+    else:
+        loaded = load_model(directory, dtype=torch.bfloat16, on_progress=on_progress)
     vocab_size = loaded.config.text.vocab_size
     if tokenizer.vocab_size > vocab_size:
         raise CheckpointError(
@@ -99,5 +114,5 @@ def load_engine(
         tokenizer=tokenizer,
         defaults=defaults,
         config=loaded.config,
-        num_parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
+        num_parameters=budget_of(loaded.config).text_parameters,
     )

@@ -44,7 +44,7 @@ from moonlet.train.tasks.evaluate import evaluate
 from moonlet.train.tasks.source import TaskSource
 from moonlet.train.tasks.tokenizer_corpus import train_ranks
 from moonlet.train.trainer import Trainer
-from moonlet.weights.checkpoint import load_model
+from moonlet.weights.checkpoint import load_for_inference
 
 __all__ = [
     "Callbacks",
@@ -177,7 +177,7 @@ def evaluate_model(directory: Path, count: int) -> dict[str, Any]:
         count: Held-out prompts per family.
     """
     tokenizer = Tokenizer.from_dir(directory)
-    model = load_model(directory).model
+    model = load_for_inference(directory).model
     stop_ids = tokenizer.stop_ids
     with Engine(
         model,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from moonlet.kernels.registry import Kernels
     from moonlet.weights.loader import LoadedModel
 
-__all__ = ["Checkpoint", "OnProgress", "load_model"]
+__all__ = ["Checkpoint", "OnProgress", "load_for_inference", "load_model"]
 
 # called with (done, in total): bytes when loading, shards when writing
 OnProgress = Callable[[int, int], None]
@@ -143,3 +143,42 @@ def load_model(
         on_progress=on_progress,
         mode=mode,
     )
+
+
+def load_for_inference(
+    directory: str | Path,
+    kernels: Mapping[str, str] | str = "auto",
+    on_progress: OnProgress | None = None,
+    mode: str = "pread",
+    moe_activation: str = "bf16",
+    trunk: str = "stored",
+) -> LoadedModel:
+    """Build the text model of a checkpoint for inference, with weights as they are stored.
+
+    Matrices keep their published bytes (bfloat16, packed MXFP4) and activations are float32. Where
+    the native kernels cannot run, everything is widened to float32 and the torch operators serve.
+
+    Args:
+        directory: Checkpoint folder.
+        kernels: Wanted backends, as in `kernels.registry.resolve`.
+        on_progress: Called with ``(bytes done, bytes in total)`` after each tensor.
+        mode: ``mmap`` or ``pread``.
+        moe_activation: Rounding of the routed experts' inputs; ``bf16`` is none.
+        trunk: ``stored``, or ``int8`` for one scale per row (`weights.trunk`).
+
+    Raises:
+        ConfigError: The configuration or an option is unusable.
+        CheckpointError: The checkpoint does not hold exactly the model's tensors.
+        BackendUnavailable: A named backend cannot serve.
+    """
+    from moonlet.weights.loader import load_checkpoint, set_precision
+
+    loaded = load_checkpoint(
+        Checkpoint.open(directory),
+        dtype=None,
+        kernels=kernels,
+        on_progress=on_progress,
+        mode=mode,
+    )
+    set_precision(loaded.model, moe_activation, trunk)
+    return loaded

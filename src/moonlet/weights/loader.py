@@ -7,6 +7,7 @@ parameters, and a scale code of 255 (NaN) stops the load. Temporary memory is on
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,17 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moonlet.core.errors import CheckpointError, TensorShapeMismatch
+from moonlet.core.errors import CheckpointError, ConfigError, TensorShapeMismatch
 from moonlet.core.hf_config import CheckpointConfig
 from moonlet.kernels import mxfp4
+from moonlet.kernels.moe_mxfp4.reference import MODES
+from moonlet.model.latent_moe import Experts
 from moonlet.model.transformer import Transformer
 from moonlet.weights.checkpoint import Checkpoint, OnProgress
 from moonlet.weights.extents import TensorExtent
 from moonlet.weights.names import PACKED, SCALE, TEXT_PREFIX, Slot, is_vision, to_name, to_slot
 from moonlet.weights.reader import ShardReader
 from moonlet.weights.report import VerificationReport
+from moonlet.weights.stored import build_as_stored, serving_kernels
+from moonlet.weights.trunk import quantize_trunk
 
-__all__ = ["LoadedModel", "flatten_a_log", "load_checkpoint", "load_into"]
+__all__ = ["LoadedModel", "flatten_a_log", "load_checkpoint", "load_into", "set_precision"]
+
+logger = logging.getLogger(__name__)
+
+TRUNKS = ("stored", "int8")
 
 # E8M0 code of NaN
 _NAN_SCALE = 255
@@ -42,14 +51,21 @@ class LoadedModel:
 def load_checkpoint(
     checkpoint: Checkpoint,
     *,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     kernels: Any = None,
     on_progress: OnProgress | None = None,
     mode: str = "mmap",
 ) -> LoadedModel:
     """Build the model of an opened checkpoint and fill it; see `load_model`."""
     checkpoint.report.raise_unless_loadable(str(checkpoint.directory))
-    model = Transformer(checkpoint.config.text, kernels=kernels, dtype=dtype)
+    if dtype is None:
+        served = serving_kernels(checkpoint.config.text, kernels or "auto")
+        if served is not None:
+            model = build_as_stored(checkpoint.config.text, served, checkpoint.extents)
+        else:
+            model = Transformer(checkpoint.config.text)
+    else:
+        model = Transformer(checkpoint.config.text, kernels=kernels, dtype=dtype)
     load_into(model, checkpoint, on_progress=on_progress, mode=mode)
     model.eval()
     return LoadedModel(model, checkpoint.config, checkpoint.report)
@@ -78,7 +94,7 @@ def load_into(
     checkpoint.report.raise_unless_loadable(str(checkpoint.directory))
     targets = _targets(model)
     unfilled = _expected_counts(checkpoint)
-    _compare(set(targets), set(unfilled))
+    _compare({_matrix_of(name) for name in targets}, set(unfilled))
     total = sum(e.length for e in checkpoint.extents.values() if not _is_skipped(e.name))
     done = 0
     with ShardReader(checkpoint.extents, mode) as reader:
@@ -87,7 +103,7 @@ def load_into(
                 slot = to_slot(extent.name)
                 if slot is None or slot.part == SCALE or is_vision(slot):
                     continue
-                done += _fill(targets[slot.parameter], slot, extent, checkpoint, reader)
+                done += _fill(targets, slot, extent, checkpoint, reader)
                 unfilled[slot.parameter] -= 1
                 if on_progress is not None:
                     on_progress(done, total)
@@ -95,6 +111,28 @@ def load_into(
     left = sorted(name for name, count in unfilled.items() if count)
     if left:
         raise CheckpointError(f"parameters not filled exactly once: {', '.join(left)}")
+
+
+def set_precision(model: Transformer, moe_activation: str, trunk: str) -> None:
+    """Set how a loaded model rounds the experts' inputs and stores its trunk.
+
+    Raises:
+        ConfigError: A value is unknown.
+    """
+    if moe_activation not in MODES:
+        raise ConfigError(f"moe_activation is {moe_activation!r}; choose one of {', '.join(MODES)}")
+    if trunk not in TRUNKS:
+        raise ConfigError(f"trunk is {trunk!r}; choose one of {', '.join(TRUNKS)}")
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module.activation_mode = moe_activation
+            module.activation_transform = MODES[moe_activation]
+    if trunk == "int8":
+        report = quantize_trunk(model)
+        logger.info(
+            "int8 trunk: %d matrices, %d bytes instead of %d, relative error %.2e",
+            *(report.num_matrices, report.bytes_after, report.bytes_before, report.relative_error),
+        )
 
 
 def flatten_a_log(name: str, value: Tensor, num_heads: int) -> Tensor:
@@ -159,10 +197,15 @@ def _by_file(extents: Mapping[str, TensorExtent]) -> Iterator[list[TensorExtent]
 
 
 def _fill(
-    target: Tensor, slot: Slot, extent: TensorExtent, checkpoint: Checkpoint, reader: ShardReader
+    targets: Mapping[str, Tensor],
+    slot: Slot,
+    extent: TensorExtent,
+    checkpoint: Checkpoint,
+    reader: ShardReader,
 ) -> int:
     """Copy one tensor (with its scales, if packed) into place; return the bytes read."""
     value, num_bytes = reader.read(extent.name), extent.length
+    target = targets.get(slot.parameter)
     if slot.part == PACKED:
         scale_name = _scale_name(extent.name, slot)
         scale = reader.read(scale_name)
@@ -171,17 +214,31 @@ def _fill(
                 f"{scale_name} holds the scale code {_NAN_SCALE} (NaN); the shard is damaged"
             )
         num_bytes += checkpoint.extents[scale_name].length
-        value = mxfp4.dequantize(value, scale, dtype=target.dtype)
+        if target is None:
+            _place(targets[f"{slot.parameter}_scale"], slot, scale_name, scale)
+            target = targets[f"{slot.parameter}_packed"]
+        else:
+            value = mxfp4.dequantize(value, scale, dtype=target.dtype)
     elif slot.parameter.endswith(".A_log"):
         value = flatten_a_log(extent.name, value, checkpoint.config.text.kda.num_heads)
+    assert target is not None, "the layouts were compared"
+    _place(target, slot, extent.name, value)
+    return num_bytes
+
+
+def _place(target: Tensor, slot: Slot, name: str, value: Tensor) -> None:
+    """Copy a value into its parameter or its expert's part of it."""
     place = target if slot.expert is None else target[slot.expert]
     if place.shape != value.shape:
         raise TensorShapeMismatch(
-            f"{extent.name} is {list(value.shape)}, the model's {slot.parameter} is "
-            f"{list(place.shape)}"
+            f"{name} is {list(value.shape)}, the model's {slot.parameter} is {list(place.shape)}"
         )
     place.copy_(value)
-    return num_bytes
+
+
+def _matrix_of(name: str) -> str:
+    """Name of the parameter that a packed pair stands for."""
+    return name.removesuffix("_packed").removesuffix("_scale")
 
 
 def _scale_name(packed_name: str, slot: Slot) -> str:

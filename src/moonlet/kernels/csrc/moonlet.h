@@ -131,6 +131,39 @@ MOONLET_API int32_t moonlet_kda_backward(const float* q, const float* k, const f
                                          int64_t num_seqs, int64_t num_heads, int64_t key_size,
                                          int64_t value_size, int32_t isa_level);
 
+/* Inference operators. Activations are float32; the work is divided over num_threads threads and its
+ * result does not depend on their number.
+ *
+ * y [num_rows, size_out] = x [num_rows, size_in] weight [size_out, size_in]^T, times scale [size_out]
+ * where given. weight is contiguous: float32 (weight_type 0), bfloat16 (1) or int8 (2); strides are
+ * those of rows. */
+MOONLET_API int32_t moonlet_linear(const float* x, const void* weight, const float* scale, float* y,
+                                   int64_t num_rows, int64_t size_in, int64_t size_out,
+                                   int64_t x_stride, int64_t y_stride, int32_t weight_type,
+                                   int32_t isa_level, int32_t num_threads);
+
+/* Rounds activations in groups of 32: out = x rounded to what the group format of `mode` holds (1
+ * MXFP8 with ceil scales, 2 MXFP8 with floor scales, 3 int8 with a float32 scale). */
+MOONLET_API int32_t moonlet_round_groups(const float* x, float* out, int64_t count, int32_t mode,
+                                         int32_t isa_level, int32_t num_threads);
+
+/* Routed experts with MXFP4 weights: out [num_rows, size_in] = sum over a row's top_k experts of
+ * weight * w2(act(w1 z, w3 z)). ids and weights are [num_rows, top_k]; w1 and w3 are [num_experts,
+ * width, size_in], w2 [num_experts, size_in, width], packed and scale contiguous as above; no scale
+ * byte is 255. activation: 0 SiTU (linear_beta <= 0: no cap), 1 SwiGLU. mode rounds the inputs of
+ * all products: 0 not at all, 1 MXFP8 with ceil scales, 2 MXFP8 with floor scales, 3 int8 groups.
+ * Scratch: inputs [num_rows, size_in up to 128], hidden [num_rows * top_k, width up to 128], places
+ * [num_experts + 1 + num_rows * top_k]. */
+MOONLET_API int32_t moonlet_moe_mxfp4(const float* z, const int64_t* ids, const float* weights,
+                                      const uint8_t* w1, const uint8_t* w1_scale, const uint8_t* w3,
+                                      const uint8_t* w3_scale, const uint8_t* w2,
+                                      const uint8_t* w2_scale, float* out, float* inputs,
+                                      float* hidden, int64_t* places, int64_t num_rows,
+                                      int64_t top_k, int64_t num_experts, int64_t size_in,
+                                      int64_t width, int32_t activation, float beta,
+                                      float linear_beta, int32_t mode, int32_t isa_level,
+                                      int32_t num_threads);
+
 #ifdef __cplusplus
 }
 #endif

@@ -52,7 +52,7 @@ def mla_prefill(
         Output in the dtype of ``q_THQ``; softmax in float32, weights rounded to that dtype.
     """
     nope = q_THQ.shape[-1] - k_shared_SNP.shape[-1]
-    expanded = torch.einsum("snr,hor->shno", latent_SNR, kv_b_HOR)
+    expanded = torch.einsum("snr,hor->shno", latent_SNR, kv_b_HOR.to(latent_SNR.dtype))
     k_nope, value = expanded.split([nope, kv_b_HOR.shape[1] - nope], dim=-1)
     q_SHMQ = ragged.pad(q_THQ).transpose(1, 2)
     q_nope, q_shared = q_SHMQ.split([nope, k_shared_SNP.shape[-1]], dim=-1)
@@ -93,6 +93,7 @@ def mla_decode(
         ``[S, H, V]`` in the dtype of ``q_SHQ``.
     """
     nope = q_SHQ.shape[-1] - k_shared_SNP.shape[-1]
+    kv_b_HOR = kv_b_HOR.to(latent_SNR.dtype)
     w_key, w_value = kv_b_HOR.split([nope, kv_b_HOR.shape[1] - nope], dim=1)
     absorbed = torch.einsum("shq,hqr->shr", q_SHQ[..., :nope], w_key)
     scores = absorbed @ latent_SNR.transpose(-1, -2)

@@ -1,0 +1,175 @@
+// Four MXFP4 groups in registers, and rounding of activations in the same order of elements.
+//
+// Like lanes.h: every level gets its private copy (anonymous namespace). A block is 128 elements of
+// a row. Part j of a block holds the elements 8 i + j in its lanes i: taking nibble j of sixteen
+// 32-bit words needs one shift and one lookup, and lanes 4 g .. 4 g + 3 belong to group g. Rows that
+// are multiplied with such weights are permuted once into the same order.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include "lanes.h"
+
+#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+#include <immintrin.h>
+#endif
+
+namespace moonlet {
+namespace MOONLET_ISA {
+namespace {
+
+constexpr int64_t kBlock = 128;
+constexpr int kParts = 8;
+constexpr int64_t kGroupsPerBlock = 4;
+constexpr int64_t kGroupBytes = 16;
+// bits of 2^-127, which the scale byte 0 stands for
+constexpr uint32_t kSmallestScale = 0x00400000u;
+
+// Place of element k in a permuted row.
+MOONLET_INLINE int64_t permuted(int64_t k) {
+  const int64_t in_block = k % kBlock;
+  return k - in_block + in_block % kParts * kLanes + in_block / kParts;
+}
+
+#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+
+typedef __m512i RawBlock;
+
+MOONLET_INLINE Lanes code_values() {
+  return Lanes{0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+               -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+}
+
+// The codes of up to four groups; absent groups are zeros.
+MOONLET_INLINE RawBlock load_block(const uint8_t* packed, int64_t groups) {
+  if (groups >= kGroupsPerBlock) return _mm512_loadu_si512(packed);
+  const __mmask16 mask = static_cast<__mmask16>((1u << (4 * groups)) - 1);
+  return _mm512_maskz_loadu_epi32(mask, packed);
+}
+
+MOONLET_INLINE Lanes load_scales(const uint8_t* scale, int64_t groups) {
+  uint32_t four = 0;
+  memcpy(&four, scale, groups >= kGroupsPerBlock ? 4 : groups);
+  // byte g to the top of each 32-bit word of 128-bit lane g, then down to the exponent
+  const __m512i place = _mm512_set_epi32(
+      0x03808080, 0x03808080, 0x03808080, 0x03808080, 0x02808080, 0x02808080, 0x02808080,
+      0x02808080, 0x01808080, 0x01808080, 0x01808080, 0x01808080, 0x00808080, 0x00808080,
+      0x00808080, 0x00808080);
+  const __m512i top = _mm512_shuffle_epi8(_mm512_set1_epi32(static_cast<int>(four)), place);
+  const __m512i bits = _mm512_srli_epi32(top, 1);
+  return reinterpret_cast<Lanes>(
+      _mm512_max_epu32(bits, _mm512_set1_epi32(static_cast<int>(kSmallestScale))));
+}
+
+template <int J>
+MOONLET_INLINE Lanes block_part(RawBlock raw, Lanes values) {
+  // the lookup reads the low four bits of each word
+  return reinterpret_cast<Lanes>(_mm512_permutexvar_ps(
+      J == 0 ? raw : _mm512_srli_epi32(raw, 4 * J), reinterpret_cast<__m512>(values)));
+}
+
+#else
+
+struct RawBlock {
+  uint8_t bytes[kGroupsPerBlock * kGroupBytes];
+};
+
+MOONLET_INLINE Lanes code_values() { return Lanes{}; }
+
+MOONLET_INLINE RawBlock load_block(const uint8_t* packed, int64_t groups) {
+  RawBlock raw = {};
+  memcpy(raw.bytes, packed, (groups < kGroupsPerBlock ? groups : kGroupsPerBlock) * kGroupBytes);
+  return raw;
+}
+
+MOONLET_INLINE Lanes load_scales(const uint8_t* scale, int64_t groups) {
+  Lanes lanes = {};
+  for (int i = 0; i < kLanes; ++i) {
+    const uint32_t byte = i / 4 < groups ? scale[i / 4] : 0;
+    const uint32_t bits = byte ? byte << 23 : kSmallestScale;
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    lanes[i] = value;
+  }
+  return lanes;
+}
+
+template <int J>
+MOONLET_INLINE Lanes block_part(const RawBlock& raw, Lanes) {
+  static const float kValues[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  Lanes part;
+  for (int i = 0; i < kLanes; ++i) part[i] = kValues[raw.bytes[4 * i + J / 2] >> J % 2 * 4 & 15];
+  return part;
+}
+
+#endif
+
+// The largest magnitude of each group of a permuted block, in the four lanes of the group.
+MOONLET_INLINE Lanes group_maxima(const Lanes (&part)[kParts]) {
+  Lanes most = magnitude(part[0]);
+  for (int j = 1; j < kParts; ++j) {
+    const Lanes m = magnitude(part[j]);
+    most = choose(m > most, m, most);
+  }
+  const IntLanes by1 = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
+  const IntLanes by2 = {2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13};
+  Lanes other = __builtin_shuffle(most, by1);
+  most = choose(other > most, other, most);
+  other = __builtin_shuffle(most, by2);
+  return choose(other > most, other, most);
+}
+
+MOONLET_INLINE Lanes as_floats(IntLanes bits) { return reinterpret_cast<Lanes>(bits); }
+MOONLET_INLINE IntLanes as_bits(Lanes x) { return reinterpret_cast<IntLanes>(x); }
+
+MOONLET_INLINE Lanes clamped(Lanes x, float limit) {
+  x = choose(x > fill(limit), fill(limit), x);
+  return choose(x < fill(-limit), fill(-limit), x);
+}
+
+// Rounds a block to what MXFP8 (E4M3) can hold (kernels/mxfp8.py). A group that is not finite
+// becomes NaN.
+MOONLET_INLINE void round_mxfp8(Lanes (&part)[kParts], bool is_floor) {
+  const Lanes most = group_maxima(part);
+  IntLanes biased;
+  if (is_floor) {
+    biased = (as_bits(most) >> 23) - 8;
+  } else {
+    const IntLanes bits = as_bits(most / 448.0f);
+    biased = ((bits + 0x7FFFFF) >> 23) & (bits > static_cast<int32_t>(kSmallestScale));
+  }
+  biased &= biased > 0;
+  const IntLanes is_finite = as_bits(most) < 0x7F800000;
+  // 2^(biased - 127) and its inverse, by bit pattern; biased is at most 246 here
+  const IntLanes is_subnormal = biased == 0;
+  const Lanes scale = as_floats((biased << 23) | (is_subnormal & static_cast<int32_t>(kSmallestScale)));
+  const Lanes inverse = as_floats((254 - biased) << 23);
+  for (int j = 0; j < kParts; ++j) {
+    const Lanes y = clamped(part[j] * inverse, 448.0f);
+    // quantum: three bits below the leading one, and 2^-9 for subnormals
+    const Lanes power = as_floats(as_bits(y) & 0x7F800000);
+    const Lanes quantum = choose(power < fill(0.015625f), fill(0.015625f), power) * 0.125f;
+    const Lanes magic = quantum * 12582912.0f;
+    const Lanes rounded = (y + magic) - magic;
+    part[j] = choose(is_finite, rounded * scale, fill(__builtin_nanf("")));
+  }
+}
+
+// Rounds a block to int8 with one float32 scale a group: the largest magnitude is 127 steps.
+MOONLET_INLINE void round_int8(Lanes (&part)[kParts]) {
+  const Lanes most = group_maxima(part);
+  const Lanes step = most * (1.0f / 127.0f);
+  const Lanes inverse = choose(step > fill(0.0f), 1.0f / step, fill(0.0f));
+  const IntLanes is_finite = as_bits(most) < 0x7F800000;
+  for (int j = 0; j < kParts; ++j) {
+    const Lanes y = clamped(part[j] * inverse, 127.0f);
+    const Lanes rounded = ((y + 12582912.0f) - 12582912.0f) * step;
+    part[j] = choose(is_finite, rounded, fill(__builtin_nanf("")));
+  }
+}
+
+}  // namespace
+}  // namespace MOONLET_ISA
+}  // namespace moonlet

@@ -1,0 +1,117 @@
+// A register-tiled product of float rows with a packed panel of weights, and the packing's transpose.
+//
+// Like lanes.h: every level gets its private copy (anonymous namespace). Include after lanes.h,
+// inside a file that is compiled once per level.
+//
+//   y[rows][32] (+)= x[rows][depth] panel[depth][32]
+//
+// A panel holds 32 output columns, depth-major, so that a step of the depth is two vector loads
+// shared by all rows of the tile; the x values are broadcast from memory.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include "lanes.h"
+
+namespace moonlet {
+namespace MOONLET_ISA {
+namespace {
+
+constexpr int64_t kPanelWidth = 2 * kLanes;
+
+// Rows of the largest tile: with its two panel vectors it fills the registers of the level.
+#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+constexpr int kTileRows = 12;
+#elif defined(MOONLET_ISA_avx2)
+constexpr int kTileRows = 3;
+#else
+constexpr int kTileRows = 2;
+#endif
+
+template <int M>
+MOONLET_INLINE void panel_tile(const float* x, int64_t ldx, const float* panel, int64_t depth,
+                               float* y, int64_t ldy, bool adds) {
+  Lanes sum[M][2];
+  for (int i = 0; i < M; ++i) {
+    sum[i][0] = adds ? load(y + i * ldy) : Lanes{};
+    sum[i][1] = adds ? load(y + i * ldy + kLanes) : Lanes{};
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    const Lanes w0 = load(panel + k * kPanelWidth), w1 = load(panel + k * kPanelWidth + kLanes);
+    for (int i = 0; i < M; ++i) {
+      const float v = x[i * ldx + k];
+      sum[i][0] += v * w0;
+      sum[i][1] += v * w1;
+    }
+  }
+  for (int i = 0; i < M; ++i) {
+    store(y + i * ldy, sum[i][0]);
+    store(y + i * ldy + kLanes, sum[i][1]);
+  }
+}
+
+// y[rows][32] (+)= x panel.
+__attribute__((noinline)) void panel_rows(const float* x, int64_t ldx, const float* panel,
+                                          int64_t depth, float* y, int64_t ldy, int64_t rows,
+                                          bool adds) {
+  int64_t i = 0;
+  for (; i + kTileRows <= rows; i += kTileRows) {
+    panel_tile<kTileRows>(x + i * ldx, ldx, panel, depth, y + i * ldy, ldy, adds);
+  }
+#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+  for (; i + 4 <= rows; i += 4) {
+    panel_tile<4>(x + i * ldx, ldx, panel, depth, y + i * ldy, ldy, adds);
+  }
+#endif
+  for (; i < rows; ++i) panel_tile<1>(x + i * ldx, ldx, panel, depth, y + i * ldy, ldy, adds);
+}
+
+// The same where only `columns` < 32 outputs exist in y: the tile goes through a buffer.
+void panel_rows_partial(const float* x, int64_t ldx, const float* panel, int64_t depth, float* y,
+                        int64_t ldy, int64_t rows, int64_t columns, bool adds) {
+  float buffer[kTileRows * kPanelWidth];
+  for (int64_t i = 0; i < rows; i += kTileRows) {
+    const int64_t count = rows - i < kTileRows ? rows - i : kTileRows;
+    memset(buffer, 0, sizeof(buffer));
+    for (int64_t r = 0; adds && r < count; ++r) {
+      memcpy(buffer + r * kPanelWidth, y + (i + r) * ldy, columns * sizeof(float));
+    }
+    panel_rows(x + i * ldx, ldx, panel, depth, buffer, kPanelWidth, count, adds);
+    for (int64_t r = 0; r < count; ++r) {
+      memcpy(y + (i + r) * ldy, buffer + r * kPanelWidth, columns * sizeof(float));
+    }
+  }
+}
+
+#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+
+// Exchanges rows i, i + S at the lanes that differ in bit S.
+template <int S>
+MOONLET_INLINE void exchange(Lanes (&v)[16]) {
+  IntLanes low, high;
+  for (int lane = 0; lane < 16; ++lane) {
+    low[lane] = (lane & S) ? 16 + lane - S : lane;
+    high[lane] = (lane & S) ? 16 + lane : lane + S;
+  }
+  for (int i = 0; i < 16; ++i) {
+    if (i & S) continue;
+    const Lanes a = v[i], b = v[i + S];
+    v[i] = __builtin_shuffle(a, b, low);
+    v[i + S] = __builtin_shuffle(a, b, high);
+  }
+}
+
+// v[i][j] becomes v[j][i].
+MOONLET_INLINE void transpose_16(Lanes (&v)[16]) {
+  exchange<8>(v);
+  exchange<4>(v);
+  exchange<2>(v);
+  exchange<1>(v);
+}
+
+#endif
+
+}  // namespace
+}  // namespace MOONLET_ISA
+}  // namespace moonlet

@@ -1,0 +1,370 @@
+// Routed experts from packed MXFP4 weights: both projections, the gated activation, the weighted sum.
+//
+// The slots of an expert (the rows that chose it) are computed together. Few slots: weights are
+// decoded in registers and multiplied at once. Many: blocks are decoded once into panels (gemm.h).
+// The order of every sum is fixed by the shapes alone.
+#include "moe.h"
+
+#include "fp4.h"
+#include "gemm.h"
+#include "lanes.h"
+
+namespace moonlet {
+namespace MOONLET_ISA {
+namespace {
+
+constexpr int64_t kMaxStreamedSlots = 24;
+constexpr int64_t kRowBatch = 128;
+constexpr int64_t kPanelDepth = 2 * kBlock;
+constexpr int64_t kPrefetchBytes = 2048;
+constexpr int kMaxGroup = 8;
+
+MOONLET_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+MOONLET_INLINE int64_t padded(int64_t size) { return (size + kBlock - 1) / kBlock * kBlock; }
+
+// Rows of one expert's matrix.
+struct Rows {
+  const uint8_t* packed;
+  const uint8_t* scale;
+  int64_t groups;
+
+  const uint8_t* codes(int64_t row) const { return packed + row * groups * kGroupBytes; }
+  const uint8_t* scales(int64_t row) const { return scale + row * groups; }
+};
+
+MOONLET_INLINE Rows rows_of(const ExpertMatrix& matrix, int64_t expert, int64_t outputs,
+                            int64_t size) {
+  const int64_t groups = size / 32;
+  return {matrix.packed + expert * outputs * groups * kGroupBytes,
+          matrix.scale + expert * outputs * groups, groups};
+}
+
+void round_row(float* row, int64_t size, int32_t mode) {
+  for (int64_t b = 0; b < size; b += kBlock) {
+    Lanes part[kParts];
+    for (int j = 0; j < kParts; ++j) part[j] = load(row + b + j * kLanes);
+    if (mode == 3) {
+      round_int8(part);
+    } else {
+      round_mxfp8(part, mode == 2);
+    }
+    for (int j = 0; j < kParts; ++j) store(row + b + j * kLanes, part[j]);
+  }
+}
+
+void prepare(const MoeProblem& p, const float* z, int64_t first, int64_t last) {
+  const int64_t stride = padded(p.size_in);
+  for (int64_t t = first; t < last; ++t) {
+    float* row = p.inputs + t * stride;
+    memset(row + p.size_in / kBlock * kBlock, 0, (stride - p.size_in / kBlock * kBlock) * 4);
+    for (int64_t k = 0; k < p.size_in; ++k) row[permuted(k)] = z[t * p.size_in + k];
+    if (p.mode != 0) round_row(row, stride, p.mode);
+  }
+}
+
+void round_groups(const float* x, float* out, int64_t count, int32_t mode) {
+  float block[kBlock];
+  for (int64_t b = 0; b < count; b += kBlock) {
+    const int64_t size = smaller(count - b, kBlock);
+    memset(block, 0, sizeof(block));
+    for (int64_t k = 0; k < size; ++k) block[permuted(k)] = x[b + k];
+    round_row(block, kBlock, mode);
+    for (int64_t k = 0; k < size; ++k) out[b + k] = block[permuted(k)];
+  }
+}
+
+void round_hidden(const MoeProblem& p, int64_t first, int64_t last) {
+  const int64_t stride = padded(p.width);
+  for (int64_t s = first; s < last; ++s) round_row(p.hidden + s * stride, stride, p.mode);
+}
+
+// One part of a block for N weight rows and M input rows.
+template <int J, int N, int M>
+MOONLET_INLINE void add_part(const RawBlock (&raw)[N], const Lanes (&scale)[N], Lanes values,
+                             const float* const* x, int64_t at, Lanes (&sum)[N][M]) {
+  Lanes w[N];
+  for (int n = 0; n < N; ++n) w[n] = block_part<J>(raw[n], values) * scale[n];
+  for (int m = 0; m < M; ++m) {
+    const Lanes v = load(x[m] + at + J * kLanes);
+    for (int n = 0; n < N; ++n) sum[n][m] += w[n] * v;
+  }
+}
+
+// The same for one input row: the scale is applied to the sum of the block.
+template <int J, int N>
+MOONLET_INLINE void add_single(const RawBlock (&raw)[N], Lanes values, const float* x,
+                               Lanes (&sum)[N]) {
+  const Lanes v = load(x + J * kLanes);
+  for (int n = 0; n < N; ++n) sum[n] += block_part<J>(raw[n], values) * v;
+}
+
+// result[n * stride + m] = <row first + n, x[m]>.
+template <int N, int M>
+MOONLET_INLINE void dot_tile(const Rows& rows, int64_t first, const float* const* x, float* result,
+                             int64_t stride) {
+  const Lanes values = code_values();
+  Lanes sum[N][M] = {};
+  for (int64_t g = 0; g < rows.groups; g += kGroupsPerBlock) {
+    const int64_t count = rows.groups - g, at = g * 32;
+    RawBlock raw[N];
+    Lanes scale[N];
+    for (int n = 0; n < N; ++n) {
+      const uint8_t* codes = rows.codes(first + n) + g * kGroupBytes;
+      __builtin_prefetch(codes + kPrefetchBytes, 0, 2);
+      raw[n] = load_block(codes, count);
+      scale[n] = load_scales(rows.scales(first + n) + g, count);
+    }
+    if constexpr (M == 1) {
+      Lanes part[N] = {};
+      add_single<0>(raw, values, x[0] + at, part);
+      add_single<1>(raw, values, x[0] + at, part);
+      add_single<2>(raw, values, x[0] + at, part);
+      add_single<3>(raw, values, x[0] + at, part);
+      add_single<4>(raw, values, x[0] + at, part);
+      add_single<5>(raw, values, x[0] + at, part);
+      add_single<6>(raw, values, x[0] + at, part);
+      add_single<7>(raw, values, x[0] + at, part);
+      for (int n = 0; n < N; ++n) sum[n][0] += part[n] * scale[n];
+    } else {
+      add_part<0>(raw, scale, values, x, at, sum);
+      add_part<1>(raw, scale, values, x, at, sum);
+      add_part<2>(raw, scale, values, x, at, sum);
+      add_part<3>(raw, scale, values, x, at, sum);
+      add_part<4>(raw, scale, values, x, at, sum);
+      add_part<5>(raw, scale, values, x, at, sum);
+      add_part<6>(raw, scale, values, x, at, sum);
+      add_part<7>(raw, scale, values, x, at, sum);
+    }
+  }
+  for (int n = 0; n < N; ++n) {
+    for (int m = 0; m < M; ++m) result[n * stride + m] = total(sum[n][m]);
+  }
+}
+
+template <int N, int M>
+void dot_rows(const Rows& rows, int64_t first, int64_t last, const float* const* x, float* result,
+              int64_t stride) {
+  int64_t r = first;
+  for (; r + N <= last; r += N) {
+    dot_tile<N, M>(rows, r, x, result + (r - first) * stride, stride);
+  }
+  for (; r < last; ++r) dot_tile<1, M>(rows, r, x, result + (r - first) * stride, stride);
+}
+
+// result[(row - first) * stride + m] for up to eight input rows.
+void dot_group(const Rows& rows, int64_t first, int64_t last, const float* const* x, int64_t count,
+               float* result, int64_t stride) {
+  int64_t m = 0;
+  if (count == kMaxGroup) {
+    dot_rows<2, 8>(rows, first, last, x, result, stride);
+    m = kMaxGroup;
+  }
+  for (; m + 4 <= count; m += 4) dot_rows<4, 4>(rows, first, last, x + m, result + m, stride);
+  for (; m + 2 <= count; m += 2) dot_rows<4, 2>(rows, first, last, x + m, result + m, stride);
+  if (m < count) dot_rows<4, 1>(rows, first, last, x + m, result + m, stride);
+}
+
+// Part J of sixteen rows, transposed into half a panel.
+template <int J>
+MOONLET_INLINE void pack_part(const RawBlock (&raw)[16], const Lanes (&scale)[16], Lanes values,
+                              float* panel) {
+  Lanes v[16];
+  for (int i = 0; i < 16; ++i) v[i] = block_part<J>(raw[i], values) * scale[i];
+#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+  transpose_16(v);
+  for (int i = 0; i < 16; ++i) store(panel + (J * kLanes + i) * kPanelWidth, v[i]);
+#else
+  for (int i = 0; i < 16; ++i) {
+    for (int k = 0; k < kLanes; ++k) panel[(J * kLanes + k) * kPanelWidth + i] = v[i][k];
+  }
+#endif
+}
+
+// panel[k][0..31] of rows [first, last) at one block, k in permuted order, zeros for absent rows.
+void pack_block(const Rows& rows, int64_t first, int64_t last, int64_t g, float* panel) {
+  const Lanes values = code_values();
+  const int64_t groups = rows.groups - g;
+  for (int64_t half = 0; half < kPanelWidth; half += kLanes) {
+    RawBlock raw[16];
+    Lanes scale[16];
+    for (int64_t i = 0; i < 16; ++i) {
+      const int64_t row = smaller(first + half + i, last - 1);
+      raw[i] = load_block(rows.codes(row) + g * kGroupBytes, groups);
+      scale[i] = first + half + i < last ? load_scales(rows.scales(row) + g, groups) : Lanes{};
+    }
+    pack_part<0>(raw, scale, values, panel + half);
+    pack_part<1>(raw, scale, values, panel + half);
+    pack_part<2>(raw, scale, values, panel + half);
+    pack_part<3>(raw, scale, values, panel + half);
+    pack_part<4>(raw, scale, values, panel + half);
+    pack_part<5>(raw, scale, values, panel + half);
+    pack_part<6>(raw, scale, values, panel + half);
+    pack_part<7>(raw, scale, values, panel + half);
+  }
+}
+
+// result[i][0 .. 63] = <row first + o, x[i]> for many input rows; outputs beyond `last` are zeros.
+__attribute__((noinline)) void multiply_many(const Rows& rows, int64_t first, int64_t last,
+                                             const float* const* x, int64_t count, float* result) {
+  alignas(64) float panel[kPanelDepth * kExpertOutputs];
+  alignas(64) float tile[kTileRows * kPanelDepth];
+  const int64_t depth = padded(rows.groups * 32);
+  for (int64_t k = 0; k < depth; k += kPanelDepth) {
+    const int64_t part = smaller(depth - k, kPanelDepth);
+    for (int64_t o = 0; o < kExpertOutputs; o += kPanelWidth) {
+      for (int64_t b = 0; b < part; b += kBlock) {
+        pack_block(rows, first + o, last, (k + b) / 32,
+                   panel + o * kPanelDepth + b * kPanelWidth);
+      }
+    }
+    for (int64_t i = 0; i < count; i += kTileRows) {
+      const int64_t n = smaller(count - i, kTileRows);
+      for (int64_t r = 0; r < n; ++r) memcpy(tile + r * kPanelDepth, x[i + r] + k, part * 4);
+      for (int64_t o = 0; o < kExpertOutputs; o += kPanelWidth) {
+        panel_rows(tile, kPanelDepth, panel + o * kPanelDepth, part, result + i * kExpertOutputs + o,
+                   kExpertOutputs, n, k > 0);
+      }
+    }
+  }
+}
+
+MOONLET_INLINE Lanes gated(const MoeProblem& p, Lanes gate, Lanes up) {
+  if (p.activation == 1) {
+    // the logistic saturates above zero, which a large gate would make visible
+    return choose(gate < fill(-87.0f), Lanes{}, gate * logistic(gate)) * up;
+  }
+  const Lanes a = p.beta * hyperbolic_tangent(gate * (1.0f / p.beta)) * logistic(gate);
+  if (p.linear_beta <= 0.0f) return a * up;
+  return a * p.linear_beta * hyperbolic_tangent(up * (1.0f / p.linear_beta));
+}
+
+// Writes act(gate, up) of outputs [first, first + count) to a permuted hidden row.
+void activate(const MoeProblem& p, const float* gate, const float* up, int64_t first, int64_t count,
+              float* row) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Lanes h = gated(p, load(gate + i), load(up + i));
+    const int64_t n = smaller(count - i, kLanes);
+    for (int64_t j = 0; j < n; ++j) row[permuted(first + i + j)] = h[j];
+  }
+}
+
+void up_few(const MoeProblem& p, const Rows& w1, const Rows& w3, int64_t begin, int64_t slots,
+            int64_t first, int64_t last) {
+  float gate[kExpertOutputs * kMaxGroup], up[kExpertOutputs * kMaxGroup];
+  float gate_row[kExpertOutputs], up_row[kExpertOutputs];
+  const float* x[kMaxGroup];
+  for (int64_t s = 0; s < slots; s += kMaxGroup) {
+    const int64_t count = smaller(slots - s, kMaxGroup);
+    for (int64_t m = 0; m < count; ++m) {
+      x[m] = p.inputs + p.slots[begin + s + m] / p.top_k * padded(p.size_in);
+    }
+    dot_group(w1, first, last, x, count, gate, kMaxGroup);
+    dot_group(w3, first, last, x, count, up, kMaxGroup);
+    for (int64_t m = 0; m < count; ++m) {
+      memset(gate_row, 0, sizeof(gate_row));
+      memset(up_row, 0, sizeof(up_row));
+      for (int64_t o = 0; o < last - first; ++o) {
+        gate_row[o] = gate[o * kMaxGroup + m];
+        up_row[o] = up[o * kMaxGroup + m];
+      }
+      activate(p, gate_row, up_row, first, last - first,
+               p.hidden + (begin + s + m) * padded(p.width));
+    }
+  }
+}
+
+void up_many(const MoeProblem& p, const Rows& w1, const Rows& w3, int64_t begin, int64_t slots,
+             int64_t first, int64_t last) {
+  float gate[kRowBatch * kExpertOutputs], up[kRowBatch * kExpertOutputs];
+  const float* x[kRowBatch];
+  for (int64_t s = 0; s < slots; s += kRowBatch) {
+    const int64_t count = smaller(slots - s, kRowBatch);
+    for (int64_t m = 0; m < count; ++m) {
+      x[m] = p.inputs + p.slots[begin + s + m] / p.top_k * padded(p.size_in);
+    }
+    multiply_many(w1, first, last, x, count, gate);
+    multiply_many(w3, first, last, x, count, up);
+    for (int64_t m = 0; m < count; ++m) {
+      activate(p, gate + m * kExpertOutputs, up + m * kExpertOutputs, first, last - first,
+               p.hidden + (begin + s + m) * padded(p.width));
+    }
+  }
+}
+
+void up(const MoeProblem& p, int64_t expert, int64_t first, int64_t last) {
+  const int64_t begin = p.starts[expert], slots = p.starts[expert + 1] - begin;
+  const Rows w1 = rows_of(p.w1, expert, p.width, p.size_in);
+  const Rows w3 = rows_of(p.w3, expert, p.width, p.size_in);
+  if (slots > kMaxStreamedSlots) {
+    up_many(p, w1, w3, begin, slots, first, last);
+  } else {
+    up_few(p, w1, w3, begin, slots, first, last);
+  }
+  if (last != p.width) return;
+  // whoever computes the last outputs clears the padding
+  for (int64_t s = begin; s < begin + slots; ++s) {
+    for (int64_t k = p.width; k < padded(p.width); ++k) {
+      p.hidden[s * padded(p.width) + permuted(k)] = 0.0f;
+    }
+  }
+}
+
+void down_few(const MoeProblem& p, const Rows& w2, int64_t begin, int64_t slots, int64_t first,
+              int64_t last, float* out) {
+  float y[kExpertOutputs * kMaxGroup];
+  const float* x[kMaxGroup];
+  for (int64_t s = 0; s < slots; s += kMaxGroup) {
+    const int64_t count = smaller(slots - s, kMaxGroup);
+    for (int64_t m = 0; m < count; ++m) x[m] = p.hidden + (begin + s + m) * padded(p.width);
+    dot_group(w2, first, last, x, count, y, kMaxGroup);
+    for (int64_t m = 0; m < count; ++m) {
+      const int64_t slot = p.slots[begin + s + m];
+      float* row = out + slot / p.top_k * p.size_in;
+      for (int64_t o = first; o < last; ++o) {
+        row[o] += p.weights[slot] * y[(o - first) * kMaxGroup + m];
+      }
+    }
+  }
+}
+
+void down_many(const MoeProblem& p, const Rows& w2, int64_t begin, int64_t slots, int64_t first,
+               int64_t last, float* out) {
+  float y[kRowBatch * kExpertOutputs];
+  const float* x[kRowBatch];
+  for (int64_t s = 0; s < slots; s += kRowBatch) {
+    const int64_t count = smaller(slots - s, kRowBatch);
+    for (int64_t m = 0; m < count; ++m) x[m] = p.hidden + (begin + s + m) * padded(p.width);
+    multiply_many(w2, first, last, x, count, y);
+    for (int64_t m = 0; m < count; ++m) {
+      const int64_t slot = p.slots[begin + s + m];
+      float* row = out + slot / p.top_k * p.size_in;
+      for (int64_t o = first; o < last; ++o) {
+        row[o] += p.weights[slot] * y[m * kExpertOutputs + o - first];
+      }
+    }
+  }
+}
+
+void down(const MoeProblem& p, float* out, int64_t first, int64_t last) {
+  for (int64_t t = 0; t < p.num_rows; ++t) {
+    memset(out + t * p.size_in + first, 0, (last - first) * sizeof(float));
+  }
+  for (int64_t e = 0; e < p.num_experts; ++e) {
+    const int64_t begin = p.starts[e], slots = p.starts[e + 1] - begin;
+    if (slots == 0) continue;
+    const Rows w2 = rows_of(p.w2, e, p.size_in, p.width);
+    if (slots > kMaxStreamedSlots) {
+      down_many(p, w2, begin, slots, first, last, out);
+    } else {
+      down_few(p, w2, begin, slots, first, last, out);
+    }
+  }
+}
+
+}  // namespace
+
+extern const MoeTable moe_table;
+const MoeTable moe_table = {prepare, round_groups, up, round_hidden, down};
+
+}  // namespace MOONLET_ISA
+}  // namespace moonlet

@@ -1,0 +1,1 @@
+"""Routed experts from packed MXFP4 weights."""

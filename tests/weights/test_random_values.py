@@ -42,6 +42,8 @@ def test_a_tensor_depends_on_its_name_alone(tmp_path: Path) -> None:
         for name, extent in second.extents.items():
             if first.extents[name].shape == extent.shape:
                 assert torch.equal(one.read(name), two.read(name)), name
+        query = "language_model.model.layers.{}.self_attn.q_proj.weight"
+        assert not torch.equal(one.read(query.format(0)), one.read(query.format(1)))
         expert = "language_model.model.layers.2.block_sparse_moe.experts.{}.w1.weight_packed"
         assert not torch.equal(one.read(expert.format(0)), one.read(expert.format(1)))
         assert not torch.equal(

@@ -45,6 +45,11 @@ for _name, _help, _example in (
         "Train a model from a recipe.",
         "moonlet train nano --out runs/nano",
     ),
+    (
+        "synth",
+        "Write a checkpoint of random weights in the published layout.",
+        "moonlet synth out/slab --scale slab-224",
+    ),
 ):
     app.command(
         f"moonlet.cli.{_name}:{_name}_command",

@@ -1,26 +1,23 @@
-"""Recipes: a whole training run in one TOML file, read strictly.
+"""Recipes: a whole training run in one TOML file, read strictly (`core.tables`).
 
-A key that no field names is an error with the closest match, so a misspelt option cannot be
-ignored. The resolved recipe has a hash, which a resumed run must share.
+The resolved recipe has a hash, which a resumed run must share.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import tomllib
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import ConfigError
+from moonlet.core.tables import from_table
 from moonlet.train.init import InitOptions
 from moonlet.train.optimizer import OptimizerOptions
 from moonlet.train.qat import ACTIVATION_FORMATS
@@ -35,8 +32,6 @@ __all__ = [
     "load_recipe",
     "parse_recipe",
 ]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,47 +183,4 @@ def parse_recipe(table: Mapping[str, Any]) -> Recipe:
     Raises:
         ConfigError: A key is unknown or missing, or a value has the wrong type or range.
     """
-    return _build(Recipe, table, "recipe")
-
-
-def _build(cls: type[T], table: Mapping[str, Any], path: str) -> T:
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{path} is {table!r}; it must be a table")
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key in table:
-        if key not in fields:
-            close = difflib.get_close_matches(key, fields, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{path}.{key} is not a known key{hint}")
-    for name, entry in fields.items():
-        required = (
-            entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
-        )
-        if required and name not in table:
-            raise ConfigError(f"{path}.{name} is missing")
-    values = {key: _convert(hints[key], value, f"{path}.{key}") for key, value in table.items()}
-    return cls(**values)
-
-
-def _convert(hint: Any, value: Any, path: str) -> Any:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        return _convert(next(a for a in arguments if a is not type(None)), value, path)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _build(hint, value, path)
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{path} is {value!r}; it must be a list")
-        return tuple(_convert(arguments[0], x, f"{path}[{i}]") for i, x in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{path} is {value!r}; it must be a table")
-        return {k: _convert(arguments[1], x, f"{path}.{k}") for k, x in value.items()}
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
-        raise ConfigError(f"{path} is {value!r}; it must be of type {hint.__name__}")
-    return value
+    return from_table(Recipe, table, "recipe")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "OnProgress", "load_for_inference", "load_model"]
 
-# called with (done, in total): bytes when loading, shards when writing
+# called with (done, in total): bytes when loading or making, shards when writing a model
 OnProgress = Callable[[int, int], None]
 
 

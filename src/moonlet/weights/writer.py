@@ -11,11 +11,8 @@ either no checkpoint or a whole one.
 
 from __future__ import annotations
 
-import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +22,19 @@ from torch import Tensor
 
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import CheckpointError, ConfigError, TensorShapeMismatch
-from moonlet.core.hf_config import CheckpointConfig, parse_config, to_published
+from moonlet.core.hf_config import CheckpointConfig, parse_config
 from moonlet.core.storage import storage_of
 from moonlet.kernels import mxfp4
 from moonlet.weights.checkpoint import Checkpoint, OnProgress
+from moonlet.weights.folder import (
+    SavedCheckpoint,
+    json_bytes,
+    published_object,
+    require_free,
+    shard_name,
+    staged_folder,
+    write_index,
+)
 from moonlet.weights.names import PACKED, SCALE, TEXT_PREFIX, Slot, to_name
 from moonlet.weights.reader import TORCH_DTYPES
 from moonlet.weights.shapes import TensorSpec, text_tensors
@@ -37,29 +43,6 @@ from moonlet.weights.shards import INDEX_NAME
 __all__ = ["SavedCheckpoint", "published_object", "save_model", "to_stored_dtype"]
 
 _SOURCE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True, slots=True)
-class SavedCheckpoint:
-    """What was written.
-
-    Attributes:
-        total_size: Bytes of all tensors, as in the index.
-    """
-
-    directory: Path
-    num_tensors: int
-    total_size: int
-
-
-def published_object(config: ModelConfig) -> dict[str, Any]:
-    """Return the ``config.json`` of a text model in the layout of its family.
-
-    With AttnRes it is the K3 wrapper with packed experts, without it the bare Kimi-Linear object.
-    """
-    if config.attn_res_block_size is not None:
-        return to_published(config, quantized=config.moe is not None)
-    return to_published(config, quantized=False)["text_config"]
 
 
 def save_model(
@@ -95,13 +78,8 @@ def save_model(
     parsed = parse_config(raw)
     files = _extra_files(raw, tokenizer_files or {}, generation_config)
     if not overwrite:
-        _require_free(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # a folder inside the private one of mkdtemp: it becomes as readable as any other new folder
-    holder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
-    try:
-        staged = holder / "checkpoint"
-        staged.mkdir()
+        require_free(target)
+    with staged_folder(target) as staged:
         saved = _write(model, staged, parsed, on_progress)
         for name, content in files.items():
             if isinstance(content, Path):
@@ -109,27 +87,7 @@ def save_model(
             else:
                 (staged / name).write_bytes(content)
         Checkpoint.open(staged).report.raise_unless_loadable(str(target))
-        _move_into_place(staged, target, holder / "replaced")
-    finally:
-        shutil.rmtree(holder, ignore_errors=True)
     return SavedCheckpoint(target, saved.num_tensors, saved.total_size)
-
-
-def _require_free(target: Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} exists and is not empty; choose another folder or overwrite")
-
-
-def _move_into_place(staged: Path, target: Path, replaced: Path) -> None:
-    """Rename a finished folder; the folder it replaces comes back if that fails."""
-    if target.exists():
-        target.rename(replaced)
-    try:
-        staged.rename(target)
-    except OSError:
-        if replaced.exists():
-            replaced.rename(target)
-        raise
 
 
 def to_stored_dtype(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -152,18 +110,14 @@ def _extra_files(
     tokenizer_files: Mapping[str, bytes | Path],
     generation_config: Mapping[str, Any] | None,
 ) -> dict[str, bytes | Path]:
-    files: dict[str, bytes | Path] = {"config.json": _json_bytes(raw)}
+    files: dict[str, bytes | Path] = {"config.json": json_bytes(raw)}
     if generation_config is not None:
-        files["generation_config.json"] = _json_bytes(generation_config)
+        files["generation_config.json"] = json_bytes(generation_config)
     for name, content in tokenizer_files.items():
         if Path(name).name != name or name in files or name.endswith(".safetensors"):
             raise ConfigError(f"tokenizer file {name!r} needs a plain name of its own")
         files[name] = content
     return files
-
-
-def _json_bytes(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 @torch.no_grad()
@@ -189,7 +143,7 @@ def _write(
     (directory / INDEX_NAME).touch()
     readable = (directory / INDEX_NAME).stat().st_mode
     for shard in range(num_shards):
-        file = f"model-{shard + 1:05d}-of-{num_shards:06d}.safetensors"
+        file = shard_name(shard, num_shards)
         layer = shard if shard < config.text.num_hidden_layers else None
         tensors: dict[str, Tensor] = {}
         for spec in specs:
@@ -201,11 +155,7 @@ def _write(
         total_size += sum(tensor.nbytes for tensor in tensors.values())
         if on_progress is not None:
             on_progress(shard + 1, num_shards)
-    index = {
-        "metadata": {"total_size": total_size},
-        "weight_map": dict(sorted(weight_map.items())),
-    }
-    (directory / INDEX_NAME).write_bytes(_json_bytes(index))
+    write_index(directory, weight_map, total_size)
     return SavedCheckpoint(directory, len(weight_map), total_size)
 
 

@@ -67,23 +67,6 @@ __attribute__((noinline)) void panel_rows(const float* x, int64_t ldx, const flo
   for (; i < rows; ++i) panel_tile<1>(x + i * ldx, ldx, panel, depth, y + i * ldy, ldy, adds);
 }
 
-// The same where only `columns` < 32 outputs exist in y: the tile goes through a buffer.
-void panel_rows_partial(const float* x, int64_t ldx, const float* panel, int64_t depth, float* y,
-                        int64_t ldy, int64_t rows, int64_t columns, bool adds) {
-  float buffer[kTileRows * kPanelWidth];
-  for (int64_t i = 0; i < rows; i += kTileRows) {
-    const int64_t count = rows - i < kTileRows ? rows - i : kTileRows;
-    memset(buffer, 0, sizeof(buffer));
-    for (int64_t r = 0; adds && r < count; ++r) {
-      memcpy(buffer + r * kPanelWidth, y + (i + r) * ldy, columns * sizeof(float));
-    }
-    panel_rows(x + i * ldx, ldx, panel, depth, buffer, kPanelWidth, count, adds);
-    for (int64_t r = 0; r < count; ++r) {
-      memcpy(y + (i + r) * ldy, buffer + r * kPanelWidth, columns * sizeof(float));
-    }
-  }
-}
-
 #if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
 
 // Exchanges rows i, i + S at the lanes that differ in bit S.

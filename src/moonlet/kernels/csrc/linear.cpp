@@ -166,6 +166,23 @@ void pack_panel(const T* w, int64_t ldw, int64_t outputs, int64_t depth, float* 
   }
 }
 
+// The same where only `columns` < 32 outputs exist in y: the tile goes through a buffer.
+void panel_rows_partial(const float* x, int64_t ldx, const float* panel, int64_t depth, float* y,
+                        int64_t ldy, int64_t rows, int64_t columns, bool adds) {
+  float buffer[kTileRows * kPanelWidth];
+  for (int64_t i = 0; i < rows; i += kTileRows) {
+    const int64_t count = rows - i < kTileRows ? rows - i : kTileRows;
+    memset(buffer, 0, sizeof(buffer));
+    for (int64_t r = 0; adds && r < count; ++r) {
+      memcpy(buffer + r * kPanelWidth, y + (i + r) * ldy, columns * sizeof(float));
+    }
+    panel_rows(x + i * ldx, ldx, panel, depth, buffer, kPanelWidth, count, adds);
+    for (int64_t r = 0; r < count; ++r) {
+      memcpy(y + (i + r) * ldy, buffer + r * kPanelWidth, columns * sizeof(float));
+    }
+  }
+}
+
 template <typename T>
 void packed(const float* x, const void* weight, const float* scale, float* y,
             const LinearShape& shape, int64_t first, int64_t last) {

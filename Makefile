@@ -62,5 +62,5 @@ $(VENV)/.stamp-server: $(VENV)/.stamp-torch pyproject.toml
 	@touch $@
 
 $(VENV)/.stamp-all: $(VENV)/.stamp-torch pyproject.toml
-	$(PIP) install -q --no-build-isolation -e ".[server,train,dev]"
+	$(PIP) install -q --no-build-isolation -e ".[server,train,report,dev]"
 	@touch $@ $(VENV)/.stamp-server

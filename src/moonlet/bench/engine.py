@@ -1,13 +1,15 @@
-"""Decode speed of the engine at several numbers of streams, against the memory bound.
+"""Decode and prefill speed of the engine against the bounds of the same run.
 
-Runs are interleaved over the stream counts and repeated, medians are reported. The bound of a step
-is the bytes of weights it touches in memory (every matrix once, of the routed experts those that
-the batch really chose) over the read bandwidth measured before and after the runs.
+Decode is timed step by step, over the steps in which every stream decodes; its bound is the bytes
+of weights that a step touches (every matrix once as stored, of the routed experts those that the
+batch really chose) over the read bandwidth. Prefill is timed from the submission of one prompt to
+its first token; its bound is the formula's operations over the multiply-add peak. Runs and probes
+take turns, medians count. The share of AttnRes comes from a run of its own, with timers around its
+operators.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,88 +17,49 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from moonlet.bench.memory import read_bandwidth
+from moonlet.bench.bounds import Bounds
+from moonlet.bench.costs import Cost, StepFlops, decode_flops, prefill_flops
+from moonlet.bench.memory import resident_bytes
+from moonlet.bench.step_clock import Step, StepClock, attn_res_clock
+from moonlet.bench.weights import ExpertCount, stored_bytes, touched_bytes
+from moonlet.core.config import ModelConfig
 from moonlet.core.errors import ConfigError
 from moonlet.engine.engine import Engine
 from moonlet.engine.request import EngineRequest, SamplingParams
-from moonlet.model.latent_moe import Experts, Router
 from moonlet.model.transformer import Transformer
 from moonlet.weights.checkpoint import load_model
 
-__all__ = ["DecodeResult", "bench_engine", "decode_once"]
+__all__ = ["DecodeResult", "PrefillResult", "bench_engine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeResult:
-    """One measured run.
+    """One measured run of several streams.
 
     Attributes:
         streams: Requests decoded together.
-        tokens_per_s: Generated tokens of all streams over the wall time of the whole run.
-        forward_calls: Model calls of the run, prefill included.
+        tokens_per_s: Tokens per second of the steps in which every stream decodes.
+        step_s: Mean duration of such a step.
+        forward_calls: Model calls of the run, prompts included.
         wall_s: Wall time from the first submission to the last token.
         distinct_experts: Mean number of experts a decode step used per MoE layer.
     """
 
     streams: int
     tokens_per_s: float
+    step_s: float
     forward_calls: int
     wall_s: float
     distinct_experts: float
 
 
-class _ExpertCount:
-    """Counts the distinct experts of every decode step."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillResult:
+    """One measured run of one prompt; logits are computed for its last row only."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.counts: list[int] = []
-        self.max_rows = 0
-        self._handles = [
-            module.register_forward_hook(self._record)
-            for module in model.modules()
-            if isinstance(module, Router)
-        ]
-
-    def _record(self, _: nn.Module, __: object, routed: tuple[Tensor, Tensor]) -> None:
-        if routed[0].shape[0] <= self.max_rows:
-            self.counts.append(len(routed[0].unique()))
-
-    def take(self) -> float:
-        """Return the mean since the last call."""
-        mean = statistics.fmean(self.counts) if self.counts else 0.0
-        self.counts.clear()
-        return mean
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-
-def decode_once(
-    engine: Engine, streams: int, prompt_len: int, output_len: int
-) -> tuple[int, float]:
-    """Decode ``streams`` requests of ``output_len`` tokens; return forward calls and seconds."""
-    vocab = engine.config.vocab_size
-    sampling = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
-    before = engine.stats().num_forward_calls
-    began = time.perf_counter()
-    handles = [
-        engine.submit(
-            EngineRequest(
-                request_id=f"bench-{s}",
-                prompt_ids=tuple((7 * s + 3 * t + 1) % vocab for t in range(prompt_len)),
-                sampling=sampling,
-            )
-        )
-        for s in range(streams)
-    ]
-    for handle in handles:
-        for _ in handle:
-            pass
-    return engine.stats().num_forward_calls - before, time.perf_counter() - began
+    prompt_tokens: int
+    tokens_per_s: float
+    wall_s: float
 
 
 def bench_engine(
@@ -105,87 +68,237 @@ def bench_engine(
     streams: Sequence[int] = (1, 8),
     prompt_len: int = 32,
     output_len: int = 128,
+    prefill: Sequence[int] = (),
     repeats: int = 3,
-    on_run: Callable[[DecodeResult], None] = lambda result: None,
+    on_run: Callable[[DecodeResult | PrefillResult], None] = lambda result: None,
 ) -> dict[str, Any]:
     """Measure a checkpoint.
 
     Args:
         directory: Checkpoint folder.
         streams: Numbers of concurrent requests.
-        prompt_len: Tokens of every prompt.
+        prompt_len: Tokens of every prompt of the decode runs.
         output_len: Tokens generated per request.
-        repeats: Runs per number of streams.
+        prefill: Prompt lengths of the prefill runs; none when empty.
+        repeats: Runs per number of streams and per prompt length.
         on_run: Called after every run.
 
     Returns:
-        JSON values: setting, bandwidth, load average, and per number of streams the median run
-        with its bound and their ratio.
+        JSON values: setting, bounds, memory, and per number of streams (``results``) and prompt
+        length (``prefill``) the median run with its bound and their ratio.
 
     Raises:
-        ConfigError: A count is not positive.
+        ConfigError: A count is not positive, or a prompt is longer than the model's context.
     """
-    for name, value in (("streams", min(streams, default=0)), ("repeats", repeats)):
-        if value < 1:
-            raise ConfigError(f"bench.{name} is {value}; it must be at least 1")
+    _check_counts(streams, prompt_len, output_len, prefill, repeats)
+    memory = {"rss_before_load_bytes": resident_bytes()}
     model = load_model(directory).model.eval()
-    bandwidth = [read_bandwidth()]
-    counter = _ExpertCount(model)
-    runs: dict[int, list[DecodeResult]] = {s: [] for s in streams}
-    with Engine(model, max_num_seqs=max(streams), max_model_len=prompt_len + output_len) as engine:
-        decode_once(engine, max(streams), prompt_len, min(4, output_len))
-        for _ in range(repeats):
-            for count in streams:
-                counter.max_rows = count
-                counter.take()
-                calls, wall = decode_once(engine, count, prompt_len, output_len)
-                result = DecodeResult(
-                    streams=count,
-                    tokens_per_s=count * output_len / wall,
-                    forward_calls=calls,
-                    wall_s=wall,
-                    distinct_experts=counter.take(),
-                )
-                runs[count].append(result)
-                on_run(result)
-    counter.remove()
-    bandwidth.append(read_bandwidth())
-    best = max(bandwidth)
+    longest = max(prompt_len + output_len, max(prefill, default=0) + 1)
+    with Engine(model, max_num_seqs=max(streams), max_model_len=longest) as engine:
+        runs = _Runs(model, engine, prompt_len, output_len)
+        runs.warm_up(max(streams), max(prefill, default=0))
+        # before the probes take their buffer
+        memory |= {"rss_bytes": resident_bytes(), "weight_bytes": stored_bytes(model)}
+        bounds = Bounds()
+        decoded, prefilled = runs.take_turns(bounds, streams, prefill, repeats, on_run)
+        decode_shares = {count: runs.decode_share(count) for count in decoded}
+        prefill_shares = {length: runs.prefill_share(length) for length in prefilled}
+        runs.remove()
     return {
         "checkpoint": directory.name,
         "dtype": str(model.dtype).removeprefix("torch."),
         "kernels": {c.op: c.backend for c in model.kernels.choices},
-        "threads": torch.get_num_threads(),
         "prompt_len": prompt_len,
         "output_len": output_len,
-        "read_bandwidth_bytes_per_s": best,
-        "load_average": os.getloadavg()[0],
-        "results": [_summary(model, results, best) for results in runs.values()],
+        "repeats": repeats,
+        **bounds.to_json(),
+        **memory,
+        "results": [
+            _decode_summary(model, results, bounds, prompt_len + output_len / 2)
+            | {"attn_res_share": decode_shares[count]}
+            for count, results in decoded.items()
+        ],
+        "prefill": [
+            _prefill_summary(model.config, prompts, bounds)
+            | {"attn_res_share": prefill_shares[length]}
+            for length, prompts in prefilled.items()
+        ],
     }
 
 
-def _summary(model: Transformer, results: list[DecodeResult], bandwidth: float) -> dict[str, Any]:
+def _check_counts(
+    streams: Sequence[int], prompt_len: int, output_len: int, prefill: Sequence[int], repeats: int
+) -> None:
+    counts = {
+        "streams": min(streams, default=0),
+        "repeats": repeats,
+        "prompt_len": prompt_len,
+        "prefill": min(prefill, default=1),
+    }
+    for name, value in counts.items():
+        if value < 1:
+            raise ConfigError(f"bench.{name} is {value}; it must be at least 1")
+    if output_len < 2:
+        raise ConfigError(f"bench.output_len is {output_len}; one token takes no decode step")
+
+
+class _Runs:
+    """Makes runs on one engine and reads the clocks."""
+
+    def __init__(
+        self, model: Transformer, engine: Engine, prompt_len: int, output_len: int
+    ) -> None:
+        self._model, self._engine = model, engine
+        self._prompt_len, self._output_len = prompt_len, output_len
+        self._clock, self._experts = StepClock(model), ExpertCount(model)
+
+    def warm_up(self, streams: int, prefill: int) -> None:
+        """Touch what the runs will touch."""
+        self._generate(streams, self._prompt_len, min(4, self._output_len))
+        if prefill:
+            self._generate(1, prefill, 1)
+        self._clock.take()
+
+    def take_turns(
+        self,
+        bounds: Bounds,
+        streams: Sequence[int],
+        prefill: Sequence[int],
+        repeats: int,
+        on_run: Callable[[DecodeResult | PrefillResult], None],
+    ) -> tuple[dict[int, list[DecodeResult]], dict[int, list[PrefillResult]]]:
+        """Interleave all runs and the probes; return the runs by streams and by prompt length."""
+        decoded: dict[int, list[DecodeResult]] = {count: [] for count in streams}
+        prefilled: dict[int, list[PrefillResult]] = {length: [] for length in prefill}
+        for _ in range(repeats):
+            for count, results in decoded.items():
+                bounds.sample()
+                results.append(self.decode(count))
+                on_run(results[-1])
+            for length, prompts in prefilled.items():
+                bounds.sample()
+                prompts.append(self.prefill(length))
+                on_run(prompts[-1])
+        bounds.sample()
+        return decoded, prefilled
+
+    def decode(self, streams: int) -> DecodeResult:
+        """Measure one run of some streams."""
+        self._experts.rows = streams
+        self._experts.take()
+        calls, wall, steps = self._decode(streams)
+        step_s = statistics.fmean(step.seconds for step in steps)
+        return DecodeResult(
+            streams=streams,
+            tokens_per_s=streams / step_s,
+            step_s=step_s,
+            forward_calls=calls,
+            wall_s=wall,
+            distinct_experts=self._experts.take(),
+        )
+
+    def prefill(self, length: int) -> PrefillResult:
+        """Measure one prompt."""
+        _, wall = self._generate(1, length, 1)
+        self._clock.take()
+        return PrefillResult(prompt_tokens=length, tokens_per_s=length / wall, wall_s=wall)
+
+    def decode_share(self, streams: int) -> float:
+        """Return the fraction of decode steps that AttnRes operators take, in a timed run."""
+        with attn_res_clock(self._model, self._clock):
+            _, _, steps = self._decode(streams)
+        return _attn_res_share(steps)
+
+    def prefill_share(self, length: int) -> float:
+        """Return the fraction of a prompt's steps that AttnRes operators take."""
+        with attn_res_clock(self._model, self._clock):
+            self._generate(1, length, 1)
+        return _attn_res_share(self._clock.take())
+
+    def remove(self) -> None:
+        """Stop listening to the model."""
+        self._clock.remove()
+        self._experts.remove()
+
+    def _generate(self, streams: int, prompt_len: int, output_len: int) -> tuple[int, float]:
+        """Run requests that start together; return forward calls and seconds."""
+        vocab = self._engine.config.vocab_size
+        sampling = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+        before = self._engine.stats().num_forward_calls
+        began = time.perf_counter()
+        with self._clock.held():
+            handles = [
+                self._engine.submit(
+                    EngineRequest(
+                        request_id=f"bench-{s}",
+                        prompt_ids=tuple((7 * s + 3 * t + 1) % vocab for t in range(prompt_len)),
+                        sampling=sampling,
+                    )
+                )
+                for s in range(streams)
+            ]
+        for handle in handles:
+            for _ in handle:
+                pass
+        calls = self._engine.stats().num_forward_calls - before
+        return calls, time.perf_counter() - began
+
+    def _decode(self, streams: int) -> tuple[int, float, list[Step]]:
+        """Forward calls, wall time, and the steps in which every stream decodes.
+
+        Raises:
+            ConfigError: There is no such step.
+        """
+        calls, wall = self._generate(streams, self._prompt_len, self._output_len)
+        steps = [step for step in self._clock.take() if step.rows == streams]
+        if not steps:
+            raise ConfigError(
+                f"bench.output_len is {self._output_len}: the first of {streams} streams ends "
+                "before the last one starts; raise it"
+            )
+        return calls, wall, steps
+
+
+def _attn_res_share(steps: Sequence[Step]) -> float:
+    return sum(step.attn_res_s for step in steps) / sum(step.seconds for step in steps)
+
+
+def _decode_summary(
+    model: Transformer, results: list[DecodeResult], bounds: Bounds, context: float
+) -> dict[str, Any]:
     median = sorted(results, key=lambda r: r.tokens_per_s)[len(results) // 2]
     touched = touched_bytes(model, median.streams, median.distinct_experts)
-    bound = median.streams * bandwidth / touched
+    bound = median.streams * bounds.bandwidth() / touched
+    flops = decode_flops(model.config, median.streams, context)
     return {
         **asdict(median),
         "all_tokens_per_s": [round(r.tokens_per_s, 2) for r in results],
         "weight_bytes_per_step": touched,
+        "bytes_per_s": touched / median.step_s,
         "bound_tokens_per_s": bound,
         "ratio": median.tokens_per_s / bound,
+        "gflop_per_token": flops.total / median.streams / 1e9,
+        "flops_per_s": flops.total / median.step_s,
+        "flop_shares": _flop_shares(flops),
     }
 
 
-def touched_bytes(model: Transformer, rows: int, distinct_experts: float) -> int:
-    """Bytes of weights in memory that one decode step of ``rows`` rows reads."""
-    total = sum(p.numel() * p.element_size() for p in model.parameters())
-    table = model.embed_tokens.weight
-    row_bytes = table.shape[1] * table.element_size()
-    total -= table.numel() * table.element_size() - rows * row_bytes
-    for module in model.modules():
-        if isinstance(module, Experts):
-            weights = (module.w1, module.w3, module.w2)
-            stacked = sum(w.numel() * w.element_size() for w in weights)
-            total -= round(stacked * (1 - distinct_experts / module.w1.shape[0]))
-    return total
+def _prefill_summary(
+    config: ModelConfig, results: list[PrefillResult], bounds: Bounds
+) -> dict[str, Any]:
+    median = sorted(results, key=lambda r: r.tokens_per_s)[len(results) // 2]
+    flops = prefill_flops(config, median.prompt_tokens)
+    related = bounds.relate(Cost(0.0, flops.total), median.wall_s)
+    return {
+        **asdict(median),
+        "all_tokens_per_s": [round(r.tokens_per_s, 2) for r in results],
+        "flops_per_s": related["flops_per_s"],
+        "bound_tokens_per_s": median.prompt_tokens / related["bound_s"],
+        "ratio": related["ratio"],
+        "gflop_per_token": flops.total / median.prompt_tokens / 1e9,
+        "flop_shares": _flop_shares(flops),
+    }
+
+
+def _flop_shares(flops: StepFlops) -> dict[str, float]:
+    return {name: part / flops.total for name, part in asdict(flops).items()}

@@ -53,6 +53,8 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "moonlet_linear": (*[_POINTER] * 4, *[_I64] * 5, *[_I32] * 3),
     "moonlet_round_groups": (*[_POINTER] * 2, _I64, *[_I32] * 3),
     "moonlet_moe_mxfp4": (*[_POINTER] * 13, *[_I64] * 5, _I32, *[_F32] * 2, *[_I32] * 3),
+    "moonlet_probe_read": (*[_POINTER] * 2, *[_I64] * 2, *[_I32] * 2),
+    "moonlet_probe_fma": (_POINTER, *[_I64] * 2, *[_I32] * 2),
 }
 """Argument types of every function in `csrc/moonlet.h`; each returns an int32."""
 

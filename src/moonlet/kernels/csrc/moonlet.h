@@ -163,6 +163,18 @@ MOONLET_API int32_t moonlet_moe_mxfp4(const float* z, const int64_t* ids, const 
                                       int64_t width, int32_t activation, float beta,
                                       float linear_beta, int32_t mode, int32_t isa_level,
                                       int32_t num_threads);
+/* Probes of the hardware's bounds. The caller times them and does the arithmetic.
+ *
+ * Reads data [count] with vector loads in pieces of `piece` values and writes each piece's sum to
+ * sums [(count + piece - 1) / piece]. */
+MOONLET_API int32_t moonlet_probe_read(const float* data, float* sums, int64_t count,
+                                       int64_t piece, int32_t isa_level, int32_t num_threads);
+
+/* Does `count` multiply-adds of 16 float32 lanes, a multiple of 12, in each of num_blocks blocks.
+ * The chains are independent and touch no memory; out [num_blocks] receives their mean, which tends
+ * to 1. */
+MOONLET_API int32_t moonlet_probe_fma(float* out, int64_t num_blocks, int64_t count,
+                                      int32_t isa_level, int32_t num_threads);
 
 #ifdef __cplusplus
 }

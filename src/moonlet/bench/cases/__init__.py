@@ -1,0 +1,1 @@
+"""What every operator is measured and checked on: one builder per operator."""

@@ -1,0 +1,46 @@
+"""Cases of the linear map: KDA's query projection with weights as they may be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from moonlet.bench import costs
+from moonlet.bench.cases.case import Case, Shape
+
+__all__ = ["linear"]
+
+# largest int8 weight
+STEPS = 127
+
+
+def _int8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    scale_O = weight_OI.abs().amax(1) / STEPS
+    return (weight_OI / scale_O[:, None]).round().to(torch.int8), scale_O
+
+
+STORED: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "float32": lambda weight: (weight,),
+    "bfloat16": lambda weight: (weight.bfloat16(),),
+    "int8": _int8,
+}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+
+
+def linear(shape: Shape) -> Iterator[Case]:
+    """The same matrix in each stored form."""
+    rows, size_in = shape.rows, shape.config.hidden_size
+    size_out = shape.config.kda.projection_size
+    for label, store in STORED.items():
+        stored_bytes = ELEMENT_BYTES[label] * size_in * size_out
+        stored_bytes += 4 * size_out if label == "int8" else 0
+        yield Case(
+            label=label,
+            cost=costs.linear(rows, size_in, size_out, stored_bytes),
+            make=lambda store=store: (
+                shape.normal(rows, size_in),
+                *store(shape.weight(size_out, size_in)),
+            ),
+        )

@@ -1,0 +1,31 @@
+"""Which builder makes the cases of which operator.
+
+A new operator needs one line here and one builder; a test names operators without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moonlet.bench.cases import activation, attn_res, kda, linear, mla, moe, norm
+from moonlet.bench.cases.case import Builder
+
+__all__ = ["CASES"]
+
+CASES: Mapping[str, Builder] = {
+    "rms_norm": norm.rms_norm,
+    "gated_rms_norm": norm.gated_rms_norm,
+    "short_conv": kda.short_conv,
+    "kda_chunk": kda.kda_chunk,
+    "kda_step": kda.kda_step,
+    "mla_prefill": mla.mla_prefill,
+    "mla_decode": mla.mla_decode,
+    "attn_res_mix": attn_res.attn_res_mix,
+    "attn_res_fold": attn_res.attn_res_fold,
+    "attn_res_join": attn_res.attn_res_join,
+    "route_topk": moe.route_topk,
+    "moe_experts": moe.moe_experts,
+    "situ_glu": activation.situ_glu,
+    "swiglu": activation.swiglu,
+    "linear": linear.linear,
+}

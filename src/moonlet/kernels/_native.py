@@ -50,6 +50,8 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "moonlet_short_conv_backward": (*[_POINTER] * 8, *[_I64] * 3, _I32),
     "moonlet_kda_forward": (*[_POINTER] * 7, _F32, *[_POINTER] * 5, *[_I64] * 4, _I32),
     "moonlet_kda_backward": (*[_POINTER] * 7, _F32, *[_POINTER] * 12, *[_I64] * 4, _I32),
+    "moonlet_situ_glu": (*[_POINTER] * 3, *[_I64] * 4, *[_F32] * 2, *[_I32] * 2),
+    "moonlet_swiglu": (*[_POINTER] * 3, *[_I64] * 4, *[_I32] * 2),
 }
 """Argument types of every function in `csrc/moonlet.h`; each returns an int32."""
 

@@ -109,10 +109,11 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
         ("sorted", "moe_experts.sorted:moe_experts"),
     ),
     "situ_glu": (
+        _cpu("situ.cpu:situ_glu"),
         *_op(("reference", "situ.reference:situ_glu")),
         _native("situ.native:situ_glu"),
     ),
-    "swiglu": _op(("reference", "situ.reference:swiglu")),
+    "swiglu": (_cpu("situ.cpu:swiglu"), *_op(("reference", "situ.reference:swiglu"))),
     "linear": _op(("reference", "linear.reference:linear")),
 }
 

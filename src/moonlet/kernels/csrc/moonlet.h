@@ -131,6 +131,20 @@ MOONLET_API int32_t moonlet_kda_backward(const float* q, const float* k, const f
                                          int64_t num_seqs, int64_t num_heads, int64_t key_size,
                                          int64_t value_size, int32_t isa_level);
 
+/* Inference operators. All values are float32 unless said otherwise, row sizes are any.
+ *
+ * SiTU-GLU of num_rows rows; gate and up are read with their row strides, out is contiguous;
+ * linear_beta <= 0 leaves the up branch uncapped. */
+MOONLET_API int32_t moonlet_situ_glu(const float* gate, const float* up, float* out,
+                                     int64_t num_rows, int64_t size, int64_t gate_row_stride,
+                                     int64_t up_row_stride, float beta, float linear_beta,
+                                     int32_t isa_level, int32_t num_threads);
+
+/* silu(gate) * up, memory as above. */
+MOONLET_API int32_t moonlet_swiglu(const float* gate, const float* up, float* out,
+                                   int64_t num_rows, int64_t size, int64_t gate_row_stride,
+                                   int64_t up_row_stride, int32_t isa_level, int32_t num_threads);
+
 #ifdef __cplusplus
 }
 #endif

@@ -196,9 +196,7 @@ def resolve(
         ConfigError: ``wanted`` names an unknown operator.
         BackendUnavailable: A named backend does not exist or cannot serve.
     """
-    spec = Spec(
-        device=torch.device(device), config=config, dtype=dtype, is_inference=is_inference
-    )
+    spec = Spec(device=torch.device(device), config=config, dtype=dtype, is_inference=is_inference)
     per_op = {"*": wanted} if isinstance(wanted, str) else dict(wanted)
     unknown = sorted(set(per_op) - set(OPERATORS) - {"*"})
     if unknown:

@@ -35,20 +35,22 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def _run(name: str, gate: Tensor, up: Tensor, *betas: float) -> Tensor:
     for label, tensor in (("gate", gate), ("up", up)):
-        _native_ops.require(label, tensor, torch.float32, *gate.shape)
-        if tensor.device.type != "cpu":
-            raise ShapeError(f"{label} is on {tensor.device}; the native kernel reads CPU memory")
-    out = torch.empty(gate.shape, dtype=torch.float32)
+        if not (tensor.is_cpu and tensor.dtype == torch.float32 and tensor.shape == gate.shape):
+            raise ShapeError(
+                f"{label} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; the native "
+                f"kernel reads float32 {list(gate.shape)} on the CPU"
+            )
+    out = torch.empty_like(gate, memory_format=torch.contiguous_format)
     count = out.numel()
-    if not count:
-        return out
-    if _has_plain_rows(gate) and _has_plain_rows(up):
-        rows, strides = len(gate), (gate.stride(0), up.stride(0))
-    else:
-        gate, up = gate.contiguous(), up.contiguous()
-        rows, strides = 1, (count, count)
-    sizes = (rows, count // rows, *strides)
-    _native_ops.call(name, gate.data_ptr(), up.data_ptr(), out, *sizes, *betas)
+    rows, strides = 1, (count, count)
+    if not (gate.is_contiguous() and up.is_contiguous()):
+        if _has_plain_rows(gate) and _has_plain_rows(up):
+            rows, strides = len(gate), (gate.stride(0), up.stride(0))
+        else:
+            gate, up = gate.contiguous(), up.contiguous()
+    if count:
+        sizes = (rows, count // rows, *strides)
+        _native_ops.call(name, gate.data_ptr(), up.data_ptr(), out, *sizes, *betas)
     return out
 
 

@@ -52,6 +52,9 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "moonlet_kda_backward": (*[_POINTER] * 7, _F32, *[_POINTER] * 12, *[_I64] * 4, _I32),
     "moonlet_situ_glu": (*[_POINTER] * 3, *[_I64] * 4, *[_F32] * 2, *[_I32] * 2),
     "moonlet_swiglu": (*[_POINTER] * 3, *[_I64] * 4, *[_I32] * 2),
+    "moonlet_attn_res_mix": (_POINTER, _I64, *[_POINTER] * 2, *[_I64] * 2, _F32, *[_I32] * 2),
+    "moonlet_attn_res_fold": (_POINTER, _I64, *[_POINTER] * 4, *[_I64] * 3, _F32, *[_I32] * 2),
+    "moonlet_attn_res_join": (*[_POINTER] * 6, *[_I64] * 2, _F32, *[_I32] * 2),
 }
 """Argument types of every function in `csrc/moonlet.h`; each returns an int32."""
 

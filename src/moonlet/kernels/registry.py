@@ -97,11 +97,18 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
     ),
     "mla_decode": _op(("reference", "mla.reference:mla_decode")),
     "attn_res_mix": (
+        _cpu("attn_res.cpu:attn_res_mix"),
         *_op(("reference", "attn_res.reference:attn_res_mix")),
         _native("attn_res.native:attn_res_mix"),
     ),
-    "attn_res_fold": _op(("reference", "attn_res.reference:attn_res_fold")),
-    "attn_res_join": _op(("reference", "attn_res.reference:attn_res_join")),
+    "attn_res_fold": (
+        _cpu("attn_res.cpu:attn_res_fold"),
+        *_op(("reference", "attn_res.reference:attn_res_fold")),
+    ),
+    "attn_res_join": (
+        _cpu("attn_res.cpu:attn_res_join"),
+        *_op(("reference", "attn_res.reference:attn_res_join")),
+    ),
     "route_topk": _op(("reference", "route_topk.reference:route_topk")),
     "moe_experts": _op(
         ("torch", "moe_experts.grouped:moe_experts"),

@@ -49,7 +49,9 @@ def load_checkpoint(
 ) -> LoadedModel:
     """Build the model of an opened checkpoint and fill it; see `load_model`."""
     checkpoint.report.raise_unless_loadable(str(checkpoint.directory))
-    model = Transformer(checkpoint.config.text, kernels=kernels, dtype=dtype)
+    model = Transformer(
+        checkpoint.config.text, kernels=kernels, dtype=dtype, attn_res_form="two_phase"
+    )
     load_into(model, checkpoint, on_progress=on_progress, mode=mode)
     model.eval()
     return LoadedModel(model, checkpoint.config, checkpoint.report)

@@ -145,6 +145,27 @@ MOONLET_API int32_t moonlet_swiglu(const float* gate, const float* up, float* ou
                                    int64_t num_rows, int64_t size, int64_t gate_row_stride,
                                    int64_t up_row_stride, int32_t isa_level, int32_t num_threads);
 
+/* Softmax over depth of 1 to 64 sources [num_rows, size]; the pseudo-query is folded into
+ * `weight` [size]. */
+MOONLET_API int32_t moonlet_attn_res_mix(const float* const* sources, int64_t num_sources,
+                                         const float* weight, float* out, int64_t num_rows,
+                                         int64_t size, float eps, int32_t isa_level,
+                                         int32_t num_threads);
+
+/* First phase of the same: the blocks alone, for every row of weight [num_sublayers, size]. m and
+ * l [num_sublayers, num_rows] receive the largest score and the sum of e^(score - m), acc
+ * [num_sublayers, num_rows, size] the sum of e^(score - m) * block. */
+MOONLET_API int32_t moonlet_attn_res_fold(const float* const* blocks, int64_t num_blocks,
+                                          const float* weight, float* m, float* l, float* acc,
+                                          int64_t num_sublayers, int64_t num_rows, int64_t size,
+                                          float eps, int32_t isa_level, int32_t num_threads);
+
+/* Second phase: one sublayer's part of the fold and one more source, `prefix`. */
+MOONLET_API int32_t moonlet_attn_res_join(const float* m, const float* l, const float* acc,
+                                          const float* prefix, const float* weight, float* out,
+                                          int64_t num_rows, int64_t size, float eps,
+                                          int32_t isa_level, int32_t num_threads);
+
 #ifdef __cplusplus
 }
 #endif

@@ -129,7 +129,7 @@ def test_threads_do_not_change_a_bit(case: tuple, rows: int, size: int) -> None:
 
 def test_refuses_what_the_library_would_misread(case: tuple) -> None:
     fast, _ = case
-    with pytest.raises(ShapeError, match="up is .*3, 2"):
+    with pytest.raises(ShapeError, match="up is torch"):
         fast(torch.zeros(2, 3), torch.zeros(3, 2))
     with pytest.raises(ShapeError, match="float64"):
         fast(torch.zeros(2, 3).double(), torch.zeros(2, 3).double())

@@ -55,6 +55,10 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "moonlet_attn_res_mix": (_POINTER, _I64, *[_POINTER] * 2, *[_I64] * 2, _F32, *[_I32] * 2),
     "moonlet_attn_res_fold": (_POINTER, _I64, *[_POINTER] * 4, *[_I64] * 3, _F32, *[_I32] * 2),
     "moonlet_attn_res_join": (*[_POINTER] * 6, *[_I64] * 2, _F32, *[_I32] * 2),
+    "moonlet_route_topk": (
+        *(_POINTER, _POINTER, _I32, *[_POINTER] * 5, *[_I64] * 4),
+        *(_I32, _F32, _I32, _I32),
+    ),
 }
 """Argument types of every function in `csrc/moonlet.h`; each returns an int32."""
 

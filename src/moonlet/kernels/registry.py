@@ -109,7 +109,10 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
         _cpu("attn_res.cpu:attn_res_join"),
         *_op(("reference", "attn_res.reference:attn_res_join")),
     ),
-    "route_topk": _op(("reference", "route_topk.reference:route_topk")),
+    "route_topk": (
+        _cpu("route_topk.cpu:route_topk", _asks("route_topk.cpu")),
+        *_op(("reference", "route_topk.reference:route_topk")),
+    ),
     "moe_experts": _op(
         ("torch", "moe_experts.grouped:moe_experts"),
         ("reference", "moe_experts.reference:moe_experts"),

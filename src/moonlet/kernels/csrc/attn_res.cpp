@@ -5,6 +5,7 @@
 #include "attn_res.h"
 
 #include "lanes.h"
+#include "sums.h"
 #include "tails.h"
 
 namespace moonlet {
@@ -18,44 +19,18 @@ constexpr int kWeights = 4;
 constexpr int kWeights = 2;
 #endif
 
-MOONLET_INLINE float inverse_rms(Lanes squares, int64_t size, float eps) {
-  return 1.0f / __builtin_sqrtf(total(squares) / static_cast<float>(size) + eps);
-}
-
-template <int S, int M>
-struct Sums {
-  Lanes squares[S], products[S][M];
-};
-
-template <int S, int M>
-MOONLET_INLINE void add_to_sums(Sums<S, M>& sums, const Lanes* x, const Lanes* w) {
-  for (int s = 0; s < S; ++s) {
-    sums.squares[s] += x[s] * x[s];
-    for (int m = 0; m < M; ++m) sums.products[s][m] += x[s] * w[m];
-  }
-}
-
 // scores[m * stride + s] of S sources and M weights that lie `size` apart.
 template <int S, int M>
 MOONLET_INLINE void score(const float* const* sources, int64_t offset, const float* weight,
                           int64_t size, float eps, float* scores, int64_t stride) {
-  Sums<S, M> sums = {};
-  Lanes x[S], w[M];
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    for (int s = 0; s < S; ++s) x[s] = load(sources[s] + offset + i);
-    for (int m = 0; m < M; ++m) w[m] = load(weight + m * size + i);
-    add_to_sums(sums, x, w);
-  }
-  if (i < size) {
-    const int64_t left = size - i;
-    for (int s = 0; s < S; ++s) x[s] = load_first(sources[s] + offset + i, left, Lanes{});
-    for (int m = 0; m < M; ++m) w[m] = load_first(weight + m * size + i, left, Lanes{});
-    add_to_sums(sums, x, w);
-  }
+  const float *rows[S], *weights[M];
+  for (int s = 0; s < S; ++s) rows[s] = sources[s] + offset;
+  for (int m = 0; m < M; ++m) weights[m] = weight + m * size;
+  float products[S][M], squares[S];
+  dot_products<S, M>(rows, weights, size, products, squares);
   for (int s = 0; s < S; ++s) {
-    const float r = inverse_rms(sums.squares[s], size, eps);
-    for (int m = 0; m < M; ++m) scores[m * stride + s] = total(sums.products[s][m]) * r;
+    const float r = 1.0f / __builtin_sqrtf(squares[s] / static_cast<float>(size) + eps);
+    for (int m = 0; m < M; ++m) scores[m * stride + s] = products[s][m] * r;
   }
 }
 
@@ -87,26 +62,28 @@ MOONLET_INLINE Softmax exponentials(float* scores, int64_t count) {
   return r;
 }
 
-// out[m][i..] = sum_n weights[m][n] sources[n][i..] for M outputs that lie `stride` apart.
+// out[m] = sum_n weights[m][n] sources[n] for M outputs that lie `stride` apart.
 template <int M>
 MOONLET_INLINE void combine(const float* const* sources, int64_t num_sources, int64_t offset,
                             const float* weights, float* out, int64_t stride, int64_t size) {
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    Lanes sum[M] = {};
+  for (; i + kPartLanes <= size; i += kPartLanes) {
+    Part sum[M] = {};
     for (int64_t n = 0; n < num_sources; ++n) {
-      const Lanes x = load(sources[n] + offset + i);
+      const Part x = load_part(sources[n] + offset + i);
       for (int m = 0; m < M; ++m) sum[m] += weights[m * kMaxDepthSources + n] * x;
     }
-    for (int m = 0; m < M; ++m) store(out + m * stride + i, sum[m]);
+    for (int m = 0; m < M; ++m) store_part(out + m * stride + i, sum[m]);
   }
-  if (i == size) return;
-  Lanes sum[M] = {};
-  for (int64_t n = 0; n < num_sources; ++n) {
-    const Lanes x = load_first(sources[n] + offset + i, size - i, Lanes{});
-    for (int m = 0; m < M; ++m) sum[m] += weights[m * kMaxDepthSources + n] * x;
+  for (; i < size; ++i) {
+    for (int m = 0; m < M; ++m) {
+      float sum = 0.0f;
+      for (int64_t n = 0; n < num_sources; ++n) {
+        sum += weights[m * kMaxDepthSources + n] * sources[n][offset + i];
+      }
+      out[m * stride + i] = sum;
+    }
   }
-  for (int m = 0; m < M; ++m) store_first(out + m * stride + i, sum[m], size - i);
 }
 
 void mix(const float* const* sources, int64_t num_sources, int64_t offset, const float* weight,

@@ -166,6 +166,17 @@ MOONLET_API int32_t moonlet_attn_res_join(const float* m, const float* l, const 
                                           int64_t num_rows, int64_t size, float eps,
                                           int32_t isa_level, int32_t num_threads);
 
+/* Router: scores = sigmoid(x weight^T) [num_rows, num_experts]; the top_k largest scores + bias of
+ * each row, ties to the lowest expert, give ids and weights [num_rows, top_k] (weights are scores,
+ * divided by their sum if renormalizes is not 0, times scale) and cut [num_rows], the largest one
+ * left out or minus infinity. The weight is float32, or bfloat16 patterns if is_bf16 is not 0. At
+ * most 32 of 1024 experts. */
+MOONLET_API int32_t moonlet_route_topk(const float* x, const void* weight, int32_t is_bf16,
+                                       const float* bias, float* scores, int64_t* ids,
+                                       float* weights, float* cut, int64_t num_rows, int64_t size,
+                                       int64_t num_experts, int64_t top_k, int32_t renormalizes,
+                                       float scale, int32_t isa_level, int32_t num_threads);
+
 #ifdef __cplusplus
 }
 #endif

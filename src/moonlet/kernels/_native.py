@@ -59,6 +59,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
         *(_POINTER, _POINTER, _I32, *[_POINTER] * 5, *[_I64] * 4),
         *(_I32, _F32, _I32, _I32),
     ),
+    "moonlet_sample": (*[_POINTER] * 8, *[_I64] * 3, *[_I32] * 2),
 }
 """Argument types of every function in `csrc/moonlet.h`; each returns an int32."""
 

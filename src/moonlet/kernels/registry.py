@@ -19,7 +19,7 @@ from moonlet.core.config import ModelConfig
 from moonlet.core.errors import BackendUnavailable, ConfigError
 from moonlet.kernels.spec import Spec
 
-__all__ = ["Choice", "Kernels", "describe", "resolve"]
+__all__ = ["Choice", "Kernels", "describe", "resolve", "resolve_operator"]
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,10 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
     ),
     "swiglu": (_cpu("situ.cpu:swiglu"), *_op(("reference", "situ.reference:swiglu"))),
     "linear": _op(("reference", "linear.reference:linear")),
+    "sample": (
+        _cpu("sample.cpu:sample", _asks("sample.cpu")),
+        *_op(("reference", "sample.reference:sample")),
+    ),
 }
 
 
@@ -156,6 +160,7 @@ class Kernels:
     situ_glu: Callable[..., Any]
     swiglu: Callable[..., Any]
     linear: Callable[..., Any]
+    sample: Callable[..., Any]
     choices: tuple[Choice, ...]
 
     def backend(self, op: str) -> str:
@@ -223,6 +228,20 @@ def resolve(
         choices.append(Choice(op=op, backend=backend.name, reason=reason))
     logger.info("kernels: %s", ", ".join(f"{c.op}={c.backend}" for c in choices))
     return Kernels(**chosen, choices=tuple(choices))
+
+
+def resolve_operator(op: str, device: torch.device | str = "cpu") -> Callable[..., Any]:
+    """Choose one operator for inference, for callers that have no model at hand.
+
+    Args:
+        op: One of `OPERATORS`.
+        device: Where its tensors are.
+
+    Raises:
+        BackendUnavailable: No backend can serve.
+    """
+    spec = Spec(device=torch.device(device), is_inference=True)
+    return _choose(op, "auto", spec)[0].load()
 
 
 def describe(device: torch.device | str = "cpu") -> tuple[Choice, ...]:

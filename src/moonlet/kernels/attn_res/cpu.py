@@ -63,10 +63,7 @@ def attn_res_fold(blocks: Sequence[Tensor], weight_MD: Tensor, eps: float) -> Bl
 
 
 def attn_res_join(fold: BlockFold, index: int, prefix_TD: Tensor, eps: float) -> Tensor:
-    """Arguments and result as in `reference.attn_res_join`.
-
-    Args:
-        fold: Result of this module's `attn_res_fold`, unchanged.
+    """Arguments and result as in `reference.attn_res_join`; the fold is this module's, unchanged.
 
     Raises:
         ShapeError: The prefix is not float32 on the CPU, differs in shape, or ``index`` is not a

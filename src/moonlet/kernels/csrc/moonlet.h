@@ -177,6 +177,18 @@ MOONLET_API int32_t moonlet_route_topk(const float* x, const void* weight, int32
                                        int64_t num_experts, int64_t top_k, int32_t renormalizes,
                                        float scale, int32_t isa_level, int32_t num_threads);
 
+/* Draws an id of each row of logits [num_rows, size]: softmax at a temperature, then min-p, top-k
+ * and top-p, each on what the one before left over, ties at a cut to the lower id, then the inverse
+ * of the cumulative distribution at uniform in [0, 1). A null pointer leaves a filter out; top_k
+ * holds whole numbers of at least 1. A row needs a finite largest logit and no NaN. Sums are
+ * float64. scratch holds num_groups * (3 * size + 64) values; rows are dealt to the groups, which
+ * run side by side; with one group the threads share each row. */
+MOONLET_API int32_t moonlet_sample(const float* logits, const double* temperature,
+                                   const double* min_p, const double* top_k, const double* top_p,
+                                   const double* uniform, int64_t* ids, double* scratch,
+                                   int64_t num_groups, int64_t num_rows, int64_t size,
+                                   int32_t isa_level, int32_t num_threads);
+
 #ifdef __cplusplus
 }
 #endif

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moonlet.engine.request import EngineRequest, SamplingParams, Sequence
-from moonlet.engine.sampling import PenaltyCounts, Sampler, distribution, draw, uniform
+from moonlet.engine.sampling import PenaltyCounts, Sampler, filters_of, uniform
+from moonlet.kernels.sample import reference
+from moonlet.kernels.sample.reference import draw
 from moonlet.testing import assert_close
 
 W = 50
@@ -37,6 +39,10 @@ def sequence(
     made = Sequence(request, max_model_len=1000)
     made.output_ids.extend(output)
     return made
+
+
+def distribution(logits: torch.Tensor, params: SequenceOf[SamplingParams]) -> torch.Tensor:
+    return reference.distribution(logits, filters_of(params, logits.shape[1]))
 
 
 # ---- the reference: one id at a time, plain numbers -----------------------------------------

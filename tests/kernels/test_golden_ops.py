@@ -156,9 +156,9 @@ def test_attn_res_two_phase() -> None:
     for n in (1, 2, 5, 8, 9):
         blocks = [v["blocks"][:, i] for i in range(n)]
         fold = attn_res_fold(blocks, torch.stack([weight, weight * 2]), 1e-5)
-        for name, part in zip(("m", "l", "acc"), fold, strict=True):
+        for name, part in zip(("m", "l", "acc"), fold[:3], strict=True):
             close(part[0], v[f"phase1_{name}_n{n}"], 1e-5)
-        out = attn_res_join(*(part[0] for part in fold), v["prefix_sum"], weight, 1e-5)
+        out = attn_res_join(fold, 0, v["prefix_sum"], 1e-5)
         close(out, v[f"out_n{n}"], 1e-5)
         count_vectors(1)
 

@@ -66,7 +66,8 @@ def test_without_native_kernels_weights_are_widened(monkeypatch):
 def test_every_option_changes_the_logits_and_bad_ones_are_refused():
     plain = logits(load_for_inference(folder()).model)
     options = [{"moe_activation": mode} for mode in ("mxfp8", "mxfp8-floor", "int8")]
-    results = [logits(load_for_inference(folder(), **o).model) for o in [*options, {"trunk": "int8"}]]
+    options.append({"trunk": "int8"})
+    results = [logits(load_for_inference(folder(), **o).model) for o in options]
     for index, result in enumerate(results):
         assert not torch.equal(result, plain)
         assert all(not torch.equal(result, other) for other in results[:index])

@@ -56,7 +56,7 @@ class Runner:
     def __init__(self, model: EngineModel, state: PagedState) -> None:
         self.model = model
         self.state = state
-        self.sampler = Sampler(model.config.vocab_size)
+        self.sampler = Sampler(model.config.vocab_size, model.device)
         self.num_forward_calls = 0
 
     @torch.inference_mode()

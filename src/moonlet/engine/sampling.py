@@ -1,10 +1,10 @@
 """From logits to the next token id, one shared pipeline for every request.
 
 Order (speculative.md section 5.1): penalties, grammar mask, temperature, then min-p, top-k and
-top-p, each on what the one before left over. Draws are counter-based: the uniform number of the
-n-th generated token is a hash of the request's seed and n, so a seeded request gives the same
-tokens alone, in any batch and after any replay. A row without a usable distribution (NaN, +inf,
-nothing allowed) fails its request and no other.
+top-p, each on what the one before left over; all from the temperature on is the operator `sample`.
+Draws are counter-based: the uniform number of the n-th generated token is a hash of the request's
+seed and n, so a seeded request gives the same tokens alone, in any batch and after any replay. A
+row without a usable distribution (NaN, +inf, nothing allowed) fails its request and no other.
 
 Shapes: Q rows with logits, M rows that are drawn, W vocabulary.
 """
@@ -23,8 +23,10 @@ from torch import Tensor
 
 from moonlet.core.constraint import TokenConstraint
 from moonlet.engine.request import SamplingParams, Sequence, TokenLogprobs
+from moonlet.kernels.registry import resolve_operator
+from moonlet.kernels.sample.reference import Filters
 
-__all__ = ["PenaltyCounts", "Sampled", "Sampler", "distribution", "draw", "uniform"]
+__all__ = ["PenaltyCounts", "Sampled", "Sampler", "filters_of", "uniform"]
 
 _NOTHING_ALLOWED = "the constraint allows no token here"
 _PENALTIES_OVERFLOW = "the penalties leave no finite distribution for this request"
@@ -51,88 +53,27 @@ def uniform(seed: int, position: int) -> float:
     return (word >> 11) * 2.0**-53
 
 
-@dataclass(frozen=True, slots=True)
-class _RowParams:
-    """Sampling parameters of M rows as columns; None where no row uses the filter."""
-
-    temperature_M1: Tensor
-    min_p_M1: Tensor | None
-    top_k_M1: Tensor | None
-    top_p_M1: Tensor | None
-
-    @staticmethod
-    def build(
-        params: SequenceOf[SamplingParams], vocab_size: int, device: torch.device
-    ) -> _RowParams:
-        def column(values: SequenceOf[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float64, device=device).unsqueeze(1)
-
-        top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
-        return _RowParams(
-            temperature_M1=column([p.temperature for p in params]),
-            min_p_M1=column([p.min_p for p in params]) if any(p.min_p for p in params) else None,
-            top_k_M1=column(top_k) if min(top_k) < vocab_size else None,
-            top_p_M1=column([p.top_p for p in params])
-            if min(p.top_p for p in params) < 1
-            else None,
-        )
-
-
-def distribution(logits_MW: Tensor, params: SequenceOf[SamplingParams]) -> Tensor:
-    """Apply temperature, min-p, top-k and top-p.
+def filters_of(
+    params: SequenceOf[SamplingParams], vocab_size: int, device: torch.device | str = "cpu"
+) -> Filters:
+    """Return the sampling parameters of some rows as columns.
 
     Args:
-        logits_MW: float32, every row with a finite maximum and no NaN; -inf entries allowed.
         params: One per row, temperature above 0.
-
-    Returns:
-        float64 ``[M, W]``; rows sum to 1. Ties at a cut keep the lower id.
+        vocab_size: W.
+        device: Where the columns shall be.
     """
-    rows = _RowParams.build(params, logits_MW.shape[1], logits_MW.device)
-    return _filtered(logits_MW, rows)
 
+    def column(values: SequenceOf[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=device).unsqueeze(1)
 
-def _filtered(logits_MW: Tensor, rows: _RowParams) -> Tensor:
-    # the largest logit is taken off first, so that a tiny temperature cannot overflow
-    shifted_MW = logits_MW.double() - logits_MW.amax(dim=1, keepdim=True)
-    probabilities_MW = torch.softmax(shifted_MW / rows.temperature_M1, dim=1)
-    if rows.min_p_M1 is not None:
-        floor_M1 = rows.min_p_M1 * probabilities_MW.amax(dim=1, keepdim=True)
-        probabilities_MW = probabilities_MW.masked_fill(probabilities_MW < floor_M1, 0.0)
-    if rows.top_k_M1 is not None or rows.top_p_M1 is not None:
-        probabilities_MW = _cut_tail(probabilities_MW, rows)
-    return probabilities_MW / probabilities_MW.sum(dim=1, keepdim=True)
-
-
-def _cut_tail(probabilities_MW: Tensor, rows: _RowParams) -> Tensor:
-    sorted_MW, ids_MW = probabilities_MW.sort(dim=1, descending=True, stable=True)
-    if rows.top_k_M1 is not None:
-        rank_W = torch.arange(sorted_MW.shape[1], device=sorted_MW.device)
-        sorted_MW = sorted_MW.masked_fill(rank_W >= rows.top_k_M1, 0.0)
-    if rows.top_p_M1 is not None:
-        sums_MW = sorted_MW.cumsum(dim=1)
-        before_MW = (sums_MW - sorted_MW) / sums_MW[:, -1:]
-        is_cut_MW = (before_MW >= rows.top_p_M1) & (rows.top_p_M1 < 1)
-        is_cut_MW[:, 0] = False
-        sorted_MW = sorted_MW.masked_fill(is_cut_MW, 0.0)
-    return torch.zeros_like(sorted_MW).scatter_(1, ids_MW, sorted_MW)
-
-
-def draw(probabilities_MW: Tensor, uniforms: SequenceOf[float]) -> Tensor:
-    """Invert the cumulative distribution in vocabulary order.
-
-    Args:
-        probabilities_MW: float64, rows sum to about 1.
-        uniforms: One number in [0, 1) per row.
-
-    Returns:
-        int64 ``[M]``; never an id of probability 0.
-    """
-    sums_MW = probabilities_MW.cumsum(dim=1)
-    target_M1 = torch.tensor(uniforms, dtype=torch.float64, device=sums_MW.device).unsqueeze(1)
-    # below the total, so that the answer stays left of the zero tail
-    target_M1 = torch.minimum(target_M1 * sums_MW[:, -1:], sums_MW[:, -1:] * (1 - 2.0**-52))
-    return torch.searchsorted(sums_MW, target_M1, right=True).squeeze(1)
+    top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
+    return Filters(
+        temperature_M1=column([p.temperature for p in params]),
+        min_p_M1=column([p.min_p for p in params]) if any(p.min_p for p in params) else None,
+        top_k_M1=column(top_k) if min(top_k) < vocab_size else None,
+        top_p_M1=column([p.top_p for p in params]) if min(p.top_p for p in params) < 1 else None,
+    )
 
 
 class PenaltyCounts:
@@ -177,13 +118,15 @@ class Sampler:
 
     Args:
         vocab_size: W of the logits.
+        device: Where the logits are.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size
+        self._sample = resolve_operator("sample", device)
         self._penalties: dict[str, PenaltyCounts] = {}
         self._cached_key: tuple[str, ...] = ()
-        self._cached_rows: _RowParams | None = None
+        self._cached_filters: Filters | None = None
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is remembered of a sequence that has ended."""
@@ -269,13 +212,13 @@ class Sampler:
     ) -> list[int]:
         owners = [sequences[row] for row in drawn]
         key = tuple(sequence.request_id for sequence in owners)
-        if key != self._cached_key or self._cached_rows is None:
+        if key != self._cached_key or self._cached_filters is None:
             params = [sequence.request.sampling for sequence in owners]
-            self._cached_rows = _RowParams.build(params, self.vocab_size, logits_QW.device)
+            self._cached_filters = filters_of(params, self.vocab_size, logits_QW.device)
             self._cached_key = key
         logits_MW = logits_QW if len(drawn) == len(logits_QW) else logits_QW[drawn]
         uniforms = [uniform(s.seed, len(s.output_ids)) for s in owners]
-        return draw(_filtered(logits_MW, self._cached_rows), uniforms).tolist()
+        return self._sample(logits_MW, self._cached_filters, uniforms).tolist()
 
     @staticmethod
     def _logprob_rows(

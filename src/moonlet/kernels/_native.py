@@ -55,6 +55,16 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "moonlet_moe_mxfp4": (*[_POINTER] * 13, *[_I64] * 5, _I32, *[_F32] * 2, *[_I32] * 3),
     "moonlet_probe_read": (*[_POINTER] * 2, *[_I64] * 2, *[_I32] * 2),
     "moonlet_probe_fma": (_POINTER, *[_I64] * 2, *[_I32] * 2),
+    "moonlet_situ_glu": (*[_POINTER] * 3, *[_I64] * 4, *[_F32] * 2, *[_I32] * 2),
+    "moonlet_swiglu": (*[_POINTER] * 3, *[_I64] * 4, *[_I32] * 2),
+    "moonlet_attn_res_mix": (_POINTER, _I64, *[_POINTER] * 2, *[_I64] * 2, _F32, *[_I32] * 2),
+    "moonlet_attn_res_fold": (_POINTER, _I64, *[_POINTER] * 4, *[_I64] * 3, _F32, *[_I32] * 2),
+    "moonlet_attn_res_join": (*[_POINTER] * 6, *[_I64] * 2, _F32, *[_I32] * 2),
+    "moonlet_route_topk": (
+        *(_POINTER, _POINTER, _I32, *[_POINTER] * 5, *[_I64] * 4),
+        *(_I32, _F32, _I32, _I32),
+    ),
+    "moonlet_sample": (*[_POINTER] * 8, *[_I64] * 3, *[_I32] * 2),
 }
 """Argument types of every function in `csrc/moonlet.h`; each returns an int32."""
 

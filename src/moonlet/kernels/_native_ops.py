@@ -7,6 +7,7 @@ Inference operators have no gradient: they compute in float32 and read weights a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -71,15 +72,19 @@ def call(name: str, *arguments: Tensor | int | float | None) -> None:
         BackendUnavailable: The library is not available.
         BackendError: The library refused the call.
     """
-    function = getattr(_native.shared_library(), f"moonlet_{name}")
     values = [_address(a) if isinstance(a, Tensor) else a for a in arguments]
-    status = function(*values, level(), torch.get_num_threads())
+    status = _function(name)(*values, level(), torch.get_num_threads())
     if status:
         raise BackendError(f"moonlet_{name} failed with status {status}")
 
 
+@cache
+def _function(name: str) -> Callable[..., int]:
+    return getattr(_native.shared_library(), f"moonlet_{name}")
+
+
 def _address(tensor: Tensor) -> int:
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+    if not (tensor.is_cpu and tensor.is_contiguous()):
         raise ShapeError(
             f"native operators take contiguous tensors on the CPU, got {tensor.dtype} on "
             f"{tensor.device} with strides {tensor.stride()}"

@@ -19,7 +19,7 @@ from moonlet.core.config import ModelConfig
 from moonlet.core.errors import BackendUnavailable, ConfigError
 from moonlet.kernels.spec import Spec
 
-__all__ = ["Choice", "Kernels", "describe", "resolve"]
+__all__ = ["Choice", "Kernels", "describe", "resolve", "resolve_operator"]
 
 logger = logging.getLogger(__name__)
 
@@ -101,12 +101,22 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
     ),
     "mla_decode": _op(("reference", "mla.reference:mla_decode")),
     "attn_res_mix": (
+        _cpu("attn_res.cpu:attn_res_mix"),
         *_op(("reference", "attn_res.reference:attn_res_mix")),
         _native("attn_res.native:attn_res_mix"),
     ),
-    "attn_res_fold": _op(("reference", "attn_res.reference:attn_res_fold")),
-    "attn_res_join": _op(("reference", "attn_res.reference:attn_res_join")),
-    "route_topk": _op(("reference", "route_topk.reference:route_topk")),
+    "attn_res_fold": (
+        _cpu("attn_res.cpu:attn_res_fold"),
+        *_op(("reference", "attn_res.reference:attn_res_fold")),
+    ),
+    "attn_res_join": (
+        _cpu("attn_res.cpu:attn_res_join"),
+        *_op(("reference", "attn_res.reference:attn_res_join")),
+    ),
+    "route_topk": (
+        _cpu("route_topk.cpu:route_topk", _asks("route_topk.cpu")),
+        *_op(("reference", "route_topk.reference:route_topk")),
+    ),
     "moe_experts": (
         _cpu("moe_experts.cpu:moe_experts"),
         *_op(
@@ -120,13 +130,18 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
         *_op(("reference", "moe_mxfp4.reference:moe_mxfp4")),
     ),
     "situ_glu": (
+        _cpu("situ.cpu:situ_glu"),
         *_op(("reference", "situ.reference:situ_glu")),
         _native("situ.native:situ_glu"),
     ),
-    "swiglu": _op(("reference", "situ.reference:swiglu")),
+    "swiglu": (_cpu("situ.cpu:swiglu"), *_op(("reference", "situ.reference:swiglu"))),
     "linear": (
         _cpu("linear.cpu:linear"),
         *_op(("reference", "linear.reference:linear")),
+    ),
+    "sample": (
+        _cpu("sample.cpu:sample", _asks("sample.cpu")),
+        *_op(("reference", "sample.reference:sample")),
     ),
 }
 
@@ -160,6 +175,7 @@ class Kernels:
     situ_glu: Callable[..., Any]
     swiglu: Callable[..., Any]
     linear: Callable[..., Any]
+    sample: Callable[..., Any]
     choices: tuple[Choice, ...]
 
     def backend(self, op: str) -> str:
@@ -227,6 +243,20 @@ def resolve(
         choices.append(Choice(op=op, backend=backend.name, reason=reason))
     logger.info("kernels: %s", ", ".join(f"{c.op}={c.backend}" for c in choices))
     return Kernels(**chosen, choices=tuple(choices))
+
+
+def resolve_operator(op: str, device: torch.device | str = "cpu") -> Callable[..., Any]:
+    """Choose one operator for inference, for callers that have no model at hand.
+
+    Args:
+        op: One of `OPERATORS`.
+        device: Where its tensors are.
+
+    Raises:
+        BackendUnavailable: No backend can serve.
+    """
+    spec = Spec(device=torch.device(device), is_inference=True)
+    return _choose(op, "auto", spec)[0].load()
 
 
 def describe(device: torch.device | str = "cpu") -> tuple[Choice, ...]:

@@ -4,11 +4,12 @@ A `DepthStream` lives for one forward pass. It keeps the finished block sums and
 sum of every row and gives each sublayer its input. Three streams exist: the plain residual of
 Kimi-Linear, and AttnRes in the sequential and the two-phase form, which agree up to rounding.
 
-Letters: T packed rows, D hidden, M sublayers sharing the finished blocks.
+Letters: T packed rows, D hidden, X mixes of the model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -19,22 +20,57 @@ from moonlet.kernels.attn_res.reference import BlockFold
 from moonlet.kernels.registry import Kernels
 from moonlet.model.layers import Linear, RMSNorm
 
-__all__ = ["ATTN_RES_FORMS", "DepthStream", "MixWeights", "mix_modules", "open_stream"]
+__all__ = ["ATTN_RES_FORMS", "DepthStream", "Mixes", "mix_modules", "open_stream"]
 
 ATTN_RES_FORMS = ("sequential", "two_phase")
 
 
-class MixWeights:
-    """Norm scale and pseudo-query of one mix; their float32 product is what scores need."""
+class Mixes:
+    """Norm scales and pseudo-queries of a model's mixes in network order.
 
-    def __init__(self, norm: RMSNorm, proj: Linear) -> None:
-        self.norm = norm
-        self.proj = proj
+    Scores need the float32 products ``norm.weight * proj.weight``. Inference keeps them between
+    forward passes; they are made anew where gradients are wanted, while training, and when a
+    weight was written in place or moved.
+
+    Args:
+        parts: Norm and ``[1, D]`` projection of every mix.
+    """
+
+    def __init__(self, parts: Sequence[tuple[RMSNorm, Linear]]) -> None:
+        self._parts = tuple(parts)
+        self._tables = [module._parameters for part in self._parts for module in part]
+        self._kept: Tensor | None = None
+        self._kept_for: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._parts)
 
     @property
-    def weight_D(self) -> Tensor:
-        """float32 ``norm.weight * proj.weight``."""
-        return self.norm.weight.float() * self.proj.weight[0].float()
+    def eps(self) -> float:
+        """Norm epsilon, the same for all."""
+        return self._parts[0][0].eps
+
+    def weight_XD(self) -> Tensor:
+        """Return the products of all X mixes, float32."""
+        if torch.is_grad_enabled() or self._parts[0][0].training:
+            return self._products()
+        # attributes of modules are found slowly, and this runs in every decode step
+        weights = [table["weight"] for table in self._tables]
+        if weights[0].is_inference():
+            # such a tensor does not count its changes
+            return self._products()
+        state = tuple(number for w in weights for number in (w._version, w.data_ptr()))
+        if self._kept is None or state != self._kept_for:
+            self._kept, self._kept_for = self._products(), state
+        return self._kept
+
+    def forget(self) -> None:
+        """Drop what is kept: weights that share memory with others change without a trace."""
+        self._kept = None
+
+    def _products(self) -> Tensor:
+        norms_XD = torch.stack([norm.weight for norm, _ in self._parts]).float()
+        return norms_XD * torch.cat([proj.weight for _, proj in self._parts]).float()
 
 
 class DepthStream(Protocol):
@@ -72,15 +108,15 @@ class _Residual:
 class _Sequential:
     """AttnRes that mixes all sources anew at every sublayer."""
 
-    def __init__(self, embedded_TD: Tensor, mixes: list[MixWeights], kernels: Kernels) -> None:
+    def __init__(self, embedded_TD: Tensor, mixes: Mixes, kernels: Kernels) -> None:
         self._blocks: list[Tensor] = []
         self._prefix: Tensor | None = embedded_TD
-        self._mixes = iter(mixes)
+        self._weights = iter(mixes.weight_XD().unbind())
+        self._eps = mixes.eps
         self._mix = kernels.attn_res_mix
 
     def read(self) -> Tensor:
-        mix = next(self._mixes)
-        return self._mix(self._blocks, self._prefix, mix.weight_D, mix.norm.eps)
+        return self._mix(self._blocks, self._prefix, next(self._weights), self._eps)
 
     def close_block(self) -> None:
         if self._prefix is not None:
@@ -95,65 +131,48 @@ class _TwoPhase:
     """AttnRes that folds the finished blocks once for all sublayers sharing them."""
 
     def __init__(
-        self,
-        embedded_TD: Tensor,
-        mixes: list[MixWeights],
-        shared_counts: list[int],
-        kernels: Kernels,
+        self, embedded_TD: Tensor, mixes: Mixes, boundaries: list[int], kernels: Kernels
     ) -> None:
         self._blocks: list[Tensor] = []
         self._prefix: Tensor | None = embedded_TD
-        self._mixes = mixes
-        self._shared_counts = iter(shared_counts)
-        self._position = 0
+        self._weight_XD = mixes.weight_XD()
+        self._eps = mixes.eps
+        # the fold made at a boundary serves the sublayers up to and with the next one's read
+        self._ends = iter([*boundaries[1:], len(mixes)])
         self._fold: BlockFold | None = None
+        self._position = 0
         self._fold_start = 0
         self._kernels = kernels
 
     def read(self) -> Tensor:
-        mix = self._mixes[self._position]
         index = self._position - self._fold_start
         self._position += 1
         prefix = self._prefix
         if self._fold is None or prefix is None:
             return prefix if prefix is not None else self._blocks[-1]
-        fold = self._fold
-        return self._kernels.attn_res_join(
-            fold.m_MT[index],
-            fold.l_MT[index],
-            fold.acc_MTD[index],
-            prefix,
-            mix.weight_D,
-            mix.norm.eps,
-        )
+        return self._kernels.attn_res_join(self._fold, index, prefix, self._eps)
 
     def close_block(self) -> None:
         if self._prefix is not None:
             self._blocks.append(self._prefix)
         self._prefix = None
-        count = next(self._shared_counts)
-        sharing = self._mixes[self._position : self._position + count]
         self._fold_start = self._position
-        weights = torch.stack([mix.weight_D for mix in sharing])
-        self._fold = self._kernels.attn_res_fold(self._blocks, weights, sharing[0].norm.eps)
+        shared = slice(self._position, next(self._ends))
+        self._fold = self._kernels.attn_res_fold(self._blocks, self._weight_XD[shared], self._eps)
 
     def add(self, output_TD: Tensor) -> None:
         self._prefix = output_TD if self._prefix is None else self._prefix + output_TD
 
 
 def open_stream(
-    embedded_TD: Tensor,
-    mixes: list[MixWeights],
-    boundaries: list[int],
-    kernels: Kernels,
-    form: str,
+    embedded_TD: Tensor, mixes: Mixes, boundaries: list[int], kernels: Kernels, form: str
 ) -> DepthStream:
     """Start the stream of one forward pass.
 
     Args:
         embedded_TD: Token embeddings.
-        mixes: Weights of every mix in network order (attention, FFN, ..., output); empty for the
-            plain residual stream.
+        mixes: Every mix in network order (attention, FFN, ..., output); empty for the plain
+            residual stream.
         boundaries: Positions in ``mixes`` after whose read the running block closes.
         kernels: Operators.
         form: ``sequential`` or ``two_phase``.
@@ -166,9 +185,7 @@ def open_stream(
     if form == "sequential":
         return _Sequential(embedded_TD, mixes, kernels)
     if form == "two_phase":
-        ends = [*boundaries[1:], len(mixes)]
-        counts = [end - start for start, end in zip(boundaries, ends, strict=True)]
-        return _TwoPhase(embedded_TD, mixes, counts, kernels)
+        return _TwoPhase(embedded_TD, mixes, boundaries, kernels)
     raise ConfigError(f"attn_res form is {form!r}; choose one of {', '.join(ATTN_RES_FORMS)}")
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from moonlet.core.config import ModelConfig
 from moonlet.kernels.registry import Kernels
-from moonlet.model.attn_res import DepthStream, MixWeights, mix_modules
+from moonlet.model.attn_res import DepthStream, mix_modules
 from moonlet.model.kda import KDA
 from moonlet.model.latent_moe import LatentMoE
 from moonlet.model.layers import GatedMLP, Linear, RMSNorm
@@ -52,15 +52,13 @@ class DecoderLayer(nn.Module):
             self.self_attention_res_norm, self.self_attention_res_proj = mix_modules(*parts)
             self.mlp_res_norm, self.mlp_res_proj = mix_modules(*parts)
 
-    def mixes(self) -> list[MixWeights]:
-        """Weights of the attention mix and the FFN mix; empty without AttnRes."""
+    def mix_parts(self) -> list[tuple[RMSNorm, Linear]]:
+        """Norm and projection of the attention mix and the FFN mix; empty without AttnRes."""
         pairs = (
             (self.self_attention_res_norm, self.self_attention_res_proj),
             (self.mlp_res_norm, self.mlp_res_proj),
         )
-        return [
-            MixWeights(norm, proj) for norm, proj in pairs if norm is not None and proj is not None
-        ]
+        return [(norm, proj) for norm, proj in pairs if norm is not None and proj is not None]
 
     def forward(self, stream: DepthStream, meta: BatchMeta, state: ModelState) -> None:
         """Advance ``stream`` by this layer; attention updates ``state``."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import ConfigError
 from moonlet.kernels.registry import Kernels, resolve
-from moonlet.model.attn_res import ATTN_RES_FORMS, MixWeights, mix_modules, open_stream
+from moonlet.model.attn_res import ATTN_RES_FORMS, Mixes, mix_modules, open_stream
 from moonlet.model.layer import DecoderLayer
 from moonlet.model.layers import Linear, RMSNorm, parameter
 from moonlet.model.state import BatchMeta, ModelState
@@ -85,6 +85,7 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.operator = self.kernels.linear
+        self._mixes = self._all_mixes()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,17 +102,17 @@ class Transformer(nn.Module):
             if isinstance(layer, DecoderLayer):
                 yield layer
 
-    def _mixes(self) -> tuple[list[MixWeights], list[int]]:
-        """All mixes in network order, and after which of them a block closes."""
-        mixes: list[MixWeights] = []
-        boundaries: list[int] = []
-        for layer in self._decoder_layers():
-            if layer.starts_block:
-                boundaries.append(len(mixes) + 1)
-            mixes.extend(layer.mixes())
+    def _all_mixes(self) -> Mixes:
+        """All mixes in network order."""
+        parts = [part for layer in self._decoder_layers() for part in layer.mix_parts()]
         if self.output_attn_res_norm is not None and self.output_attn_res_proj is not None:
-            mixes.append(MixWeights(self.output_attn_res_norm, self.output_attn_res_proj))
-        return mixes, boundaries
+            parts.append((self.output_attn_res_norm, self.output_attn_res_proj))
+        return Mixes(parts)
+
+    def train(self, mode: bool = True) -> Transformer:
+        """Switch between training and evaluation; products of earlier weights are dropped."""
+        self._mixes.forget()
+        return super().train(mode)
 
     def forward(self, tokens_T: Tensor, meta: BatchMeta, state: ModelState) -> Tensor:
         """Run the packed rows and update ``state``.
@@ -124,9 +125,16 @@ class Transformer(nn.Module):
         Returns:
             ``[T, D]`` in the model dtype, after the output mix and before the final norm.
         """
-        mixes, boundaries = self._mixes()
+        # two mixes a layer; a block closes after the attention mix of its first layer
+        boundaries = [
+            2 * index + 1
+            for index, layer in enumerate(self._decoder_layers())
+            if layer.starts_block
+        ]
         embedded_TD = self.embed_tokens(tokens_T).to(self.dtype)
-        stream = open_stream(embedded_TD, mixes, boundaries, self.kernels, self.attn_res_form)
+        stream = open_stream(
+            embedded_TD, self._mixes, boundaries, self.kernels, self.attn_res_form
+        )
         for layer in self._decoder_layers():
             layer(stream, meta, state)
         return stream.read()

@@ -63,9 +63,11 @@ def load_checkpoint(
         if served is not None:
             model = build_as_stored(checkpoint.config.text, served, checkpoint.extents)
         else:
-            model = Transformer(checkpoint.config.text)
+            model = Transformer(checkpoint.config.text, attn_res_form="two_phase")
     else:
-        model = Transformer(checkpoint.config.text, kernels=kernels, dtype=dtype)
+        model = Transformer(
+            checkpoint.config.text, kernels=kernels, dtype=dtype, attn_res_form="two_phase"
+        )
     load_into(model, checkpoint, on_progress=on_progress, mode=mode)
     model.eval()
     return LoadedModel(model, checkpoint.config, checkpoint.report)

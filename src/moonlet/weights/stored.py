@@ -46,7 +46,9 @@ def build_as_stored(
     Returns:
         A model in evaluation mode without gradients; `loader.load_into` fills it.
     """
-    model = Transformer(config, kernels, dtype=torch.float32, device="meta")
+    model = Transformer(
+        config, kernels, dtype=torch.float32, device="meta", attn_res_form="two_phase"
+    )
     slots = {name: slot for name in extents if (slot := to_slot(name)) is not None}
     if any(slot.part == PACKED for slot in slots.values()):
         for module in model.modules():

@@ -22,11 +22,16 @@ __all__ = ["BlockFold", "attn_res_fold", "attn_res_join", "attn_res_mix"]
 
 
 class BlockFold(NamedTuple):
-    """Online-softmax partial over the finished blocks, float32: maximum, sum, weighted sum."""
+    """Online-softmax partial over the finished blocks, float32: maximum, sum, weighted sum.
+
+    Attributes:
+        weight_MD: The weights it was made with, which the second phase needs again.
+    """
 
     m_MT: Tensor
     l_MT: Tensor
     acc_MTD: Tensor
+    weight_MD: Tensor
 
 
 def _scores(source: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -69,13 +74,23 @@ def attn_res_fold(blocks: Sequence[Tensor], weight_MD: Tensor, eps: float) -> Bl
     scores_MNT = torch.einsum("ntd,md->mnt", sources, weight_MD) * rms
     m = scores_MNT.amax(1)
     exps = (scores_MNT - m[:, None]).exp()
-    return BlockFold(m, exps.sum(1), torch.einsum("mnt,ntd->mtd", exps, sources))
+    acc_MTD = torch.einsum("mnt,ntd->mtd", exps, sources)
+    return BlockFold(m, exps.sum(1), acc_MTD, weight_MD)
 
 
-def attn_res_join(
-    m_T: Tensor, l_T: Tensor, acc_TD: Tensor, prefix_TD: Tensor, weight_D: Tensor, eps: float
-) -> Tensor:
-    """Second phase: add the prefix sum to one sublayer's fold and normalise."""
+def attn_res_join(fold: BlockFold, index: int, prefix_TD: Tensor, eps: float) -> Tensor:
+    """Second phase: add the prefix sum to one sublayer's part of the fold and normalise.
+
+    Args:
+        fold: Result of `attn_res_fold`.
+        index: Which of its M sublayers.
+        prefix_TD: Running sum of the current block.
+        eps: Norm epsilon.
+
+    Returns:
+        ``[T, D]`` in the model dtype.
+    """
+    m_T, l_T, acc_TD, weight_D = (part[index] for part in fold)
     prefix = prefix_TD.float()
     score_T = _scores(prefix, weight_D, eps)
     top_T = torch.maximum(m_T, score_T)

@@ -176,6 +176,64 @@ MOONLET_API int32_t moonlet_probe_read(const float* data, float* sums, int64_t c
 MOONLET_API int32_t moonlet_probe_fma(float* out, int64_t num_blocks, int64_t count,
                                       int32_t isa_level, int32_t num_threads);
 
+/* Inference operators. All values are float32 unless said otherwise, row sizes are any.
+ *
+ * SiTU-GLU of num_rows rows; gate and up are read with their row strides, out is contiguous;
+ * linear_beta <= 0 leaves the up branch uncapped. */
+MOONLET_API int32_t moonlet_situ_glu(const float* gate, const float* up, float* out,
+                                     int64_t num_rows, int64_t size, int64_t gate_row_stride,
+                                     int64_t up_row_stride, float beta, float linear_beta,
+                                     int32_t isa_level, int32_t num_threads);
+
+/* silu(gate) * up, memory as above. */
+MOONLET_API int32_t moonlet_swiglu(const float* gate, const float* up, float* out,
+                                   int64_t num_rows, int64_t size, int64_t gate_row_stride,
+                                   int64_t up_row_stride, int32_t isa_level, int32_t num_threads);
+
+/* Softmax over depth of 1 to 64 sources [num_rows, size]; the pseudo-query is folded into
+ * `weight` [size]. */
+MOONLET_API int32_t moonlet_attn_res_mix(const float* const* sources, int64_t num_sources,
+                                         const float* weight, float* out, int64_t num_rows,
+                                         int64_t size, float eps, int32_t isa_level,
+                                         int32_t num_threads);
+
+/* First phase of the same: the blocks alone, for every row of weight [num_sublayers, size]. m and
+ * l [num_sublayers, num_rows] receive the largest score and the sum of e^(score - m), acc
+ * [num_sublayers, num_rows, size] the sum of e^(score - m) * block. */
+MOONLET_API int32_t moonlet_attn_res_fold(const float* const* blocks, int64_t num_blocks,
+                                          const float* weight, float* m, float* l, float* acc,
+                                          int64_t num_sublayers, int64_t num_rows, int64_t size,
+                                          float eps, int32_t isa_level, int32_t num_threads);
+
+/* Second phase: one sublayer's part of the fold and one more source, `prefix`. */
+MOONLET_API int32_t moonlet_attn_res_join(const float* m, const float* l, const float* acc,
+                                          const float* prefix, const float* weight, float* out,
+                                          int64_t num_rows, int64_t size, float eps,
+                                          int32_t isa_level, int32_t num_threads);
+
+/* Router: scores = sigmoid(x weight^T) [num_rows, num_experts]; the top_k largest scores + bias of
+ * each row, ties to the lowest expert, give ids and weights [num_rows, top_k] (weights are scores,
+ * divided by their sum if renormalizes is not 0, times scale) and cut [num_rows], the largest one
+ * left out or minus infinity. The weight is float32, or bfloat16 patterns if is_bf16 is not 0. At
+ * most 32 of 1024 experts. */
+MOONLET_API int32_t moonlet_route_topk(const float* x, const void* weight, int32_t is_bf16,
+                                       const float* bias, float* scores, int64_t* ids,
+                                       float* weights, float* cut, int64_t num_rows, int64_t size,
+                                       int64_t num_experts, int64_t top_k, int32_t renormalizes,
+                                       float scale, int32_t isa_level, int32_t num_threads);
+
+/* Draws an id of each row of logits [num_rows, size]: softmax at a temperature, then min-p, top-k
+ * and top-p, each on what the one before left over, ties at a cut to the lower id, then the inverse
+ * of the cumulative distribution at uniform in [0, 1). A null pointer leaves a filter out; top_k
+ * holds whole numbers of at least 1. A row needs a finite largest logit and no NaN. Sums are
+ * float64. scratch holds num_groups * (3 * size + 64) values; rows are dealt to the groups, which
+ * run side by side; with one group the threads share each row. */
+MOONLET_API int32_t moonlet_sample(const float* logits, const double* temperature,
+                                   const double* min_p, const double* top_k, const double* top_p,
+                                   const double* uniform, int64_t* ids, double* scratch,
+                                   int64_t num_groups, int64_t num_rows, int64_t size,
+                                   int32_t isa_level, int32_t num_threads);
+
 #ifdef __cplusplus
 }
 #endif

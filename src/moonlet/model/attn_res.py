@@ -50,27 +50,32 @@ class Mixes:
         """Norm epsilon, the same for all."""
         return self._parts[0][0].eps
 
-    def weight_XD(self) -> Tensor:
-        """Return the products of all X mixes, float32."""
+    def weights(self) -> Tensor | list[Tensor]:
+        """Return the float32 products ``[D]`` of all mixes; one matrix ``[X, D]`` where kept."""
         if torch.is_grad_enabled() or self._parts[0][0].training:
+            # one by one: a mix that is never read has no gradient
             return self._products()
         # attributes of modules are found slowly, and this runs in every decode step
         weights = [table["weight"] for table in self._tables]
-        if weights[0].is_inference():
-            # such a tensor does not count its changes
+        if any(w is None or w.is_inference() for w in weights):
+            # tensors made in inference mode do not count their changes
             return self._products()
-        state = tuple(number for w in weights for number in (w._version, w.data_ptr()))
+        state = tuple(number for w in weights if w is not None for number in _trace(w))
         if self._kept is None or state != self._kept_for:
-            self._kept, self._kept_for = self._products(), state
+            self._kept, self._kept_for = torch.stack(self._products()), state
         return self._kept
 
     def forget(self) -> None:
         """Drop what is kept: weights that share memory with others change without a trace."""
         self._kept = None
 
-    def _products(self) -> Tensor:
-        norms_XD = torch.stack([norm.weight for norm, _ in self._parts]).float()
-        return norms_XD * torch.cat([proj.weight for _, proj in self._parts]).float()
+    def _products(self) -> list[Tensor]:
+        return [norm.weight.float() * proj.weight[0].float() for norm, proj in self._parts]
+
+
+def _trace(weight: Tensor) -> tuple[int, int]:
+    """What changes with every write to a tensor or exchange of its memory."""
+    return weight._version, weight.data_ptr()
 
 
 class DepthStream(Protocol):
@@ -111,7 +116,7 @@ class _Sequential:
     def __init__(self, embedded_TD: Tensor, mixes: Mixes, kernels: Kernels) -> None:
         self._blocks: list[Tensor] = []
         self._prefix: Tensor | None = embedded_TD
-        self._weights = iter(mixes.weight_XD().unbind())
+        self._weights = iter(mixes.weights())
         self._eps = mixes.eps
         self._mix = kernels.attn_res_mix
 
@@ -135,7 +140,7 @@ class _TwoPhase:
     ) -> None:
         self._blocks: list[Tensor] = []
         self._prefix: Tensor | None = embedded_TD
-        self._weight_XD = mixes.weight_XD()
+        self._weights = mixes.weights()
         self._eps = mixes.eps
         # the fold made at a boundary serves the sublayers up to and with the next one's read
         self._ends = iter([*boundaries[1:], len(mixes)])
@@ -157,8 +162,9 @@ class _TwoPhase:
             self._blocks.append(self._prefix)
         self._prefix = None
         self._fold_start = self._position
-        shared = slice(self._position, next(self._ends))
-        self._fold = self._kernels.attn_res_fold(self._blocks, self._weight_XD[shared], self._eps)
+        shared = self._weights[self._position : next(self._ends)]
+        weight_MD = shared if isinstance(shared, Tensor) else torch.stack(shared)
+        self._fold = self._kernels.attn_res_fold(self._blocks, weight_MD, self._eps)
 
     def add(self, output_TD: Tensor) -> None:
         self._prefix = output_TD if self._prefix is None else self._prefix + output_TD

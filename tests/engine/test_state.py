@@ -7,6 +7,7 @@ import torch
 
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import CapacityError, ShapeError
+from moonlet.engine.cache.arenas import KDAArena
 from moonlet.engine.cache.pages import NULL_PAGE
 from moonlet.engine.cache.state import PagedState, page_bytes, slot_bytes
 from moonlet.model.simple_state import DenseState
@@ -210,6 +211,23 @@ def test_reused_slot_and_pages_start_clean(model: Transformer) -> None:
             ]
         )
         assert_close(actual, expected, atol=1e-4)
+
+
+def test_a_decode_batch_moves_no_state(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = make_state(model.config)
+    poison(state)
+    tokens = tokens_of(8, 6)
+    run(model, state, {1: (0, tokens[:5])})
+    monkeypatch.setattr(KDAArena, "load", None)
+    addresses = [arena.recurrent_GHKV.data_ptr() for arena in state._kda.values()]
+    # slot 3 starts with this step, slot 2 stays poisoned
+    logits = run(model, state, {3: (0, tokens[:1]), 1: (5, tokens[5:])})[1]
+    assert_close(logits[1], one_shot(model, tokens)[5:], atol=1e-4)
+    assert_close(logits[3], one_shot(model, tokens[:1]), atol=1e-4)
+    for arena, address in zip(state._kda.values(), addresses, strict=True):
+        assert arena.recurrent_GHKV.data_ptr() == address
+        assert bool(arena.recurrent_GHKV[2].isnan().all())
+        assert bool(arena.recurrent_GHKV[[1, 3]].isfinite().all())
 
 
 def test_short_sequence_never_sees_a_stale_page(model: Transformer) -> None:

@@ -88,11 +88,14 @@ def test_kda_step_replays_every_case() -> None:
     bounds = cases()["kda"]
     for case, vectors in split_cases(load("kda")).items():
         inputs, state = kda_inputs(vectors, torch.float32)
-        outputs = []
+        outputs, state = [], state.clone()
         for t in range(inputs[0].shape[0]):
             row = [x[t : t + 1] for x in inputs[:5]]
-            o, state = reference.kda_step(*row, *inputs[5:], bounds[case]["lower_bound"], state)
-            outputs.append(o)
+            outputs.append(
+                reference.kda_step(
+                    *row, *inputs[5:], bounds[case]["lower_bound"], state, torch.tensor([0])
+                )
+            )
         close(torch.cat(outputs), vectors["o"][0], 1e-5)
         close(state, vectors["final_state"], 1e-5)
         count_vectors(1)

@@ -1,5 +1,5 @@
-// Float lanes as wide as the level's registers (16 with AVX-512, 8 with AVX2, else 4), and functions
-// on them.
+// Float lanes as wide as the level's registers (16 with AVX-512, 8 with AVX2, else 4), and
+// functions on them.
 //
 // The vector types are the compiler's own, so one source serves every instruction-set level; each
 // level gets its private copy (anonymous namespace, always inlined). Include inside a file that is

@@ -10,6 +10,7 @@ from moonlet.core.errors import CapacityError, ShapeError
 from moonlet.engine.cache.arenas import KDAArena
 from moonlet.engine.cache.pages import NULL_PAGE
 from moonlet.engine.cache.state import PagedState, page_bytes, slot_bytes
+from moonlet.kernels.registry import resolve
 from moonlet.model.simple_state import DenseState
 from moonlet.model.state import BatchMeta, ModelState
 from moonlet.model.transformer import Transformer
@@ -19,9 +20,16 @@ PAGE = 4
 MAX_LEN = 40
 
 
-@pytest.fixture(scope="module")
-def model() -> Transformer:
-    return tiny_model()
+@pytest.fixture(scope="module", params=["training", "inference"])
+def model(request: pytest.FixtureRequest) -> Transformer:
+    """The tiny model on the operators of either purpose."""
+    model = tiny_model()
+    if request.param == "training":
+        return model
+    kernels = resolve("cpu", model.config, is_inference=True)
+    served = Transformer(model.config, kernels).eval()
+    served.load_state_dict(model.state_dict())
+    return served
 
 
 def make_state(config: ModelConfig, num_slots: int = 3) -> PagedState:

@@ -7,8 +7,10 @@ import torch
 
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import CapacityError, ShapeError
+from moonlet.engine.cache.arenas import KDAArena
 from moonlet.engine.cache.pages import NULL_PAGE
 from moonlet.engine.cache.state import PagedState, page_bytes, slot_bytes
+from moonlet.kernels.registry import resolve
 from moonlet.model.simple_state import DenseState
 from moonlet.model.state import BatchMeta, ModelState
 from moonlet.model.transformer import Transformer
@@ -18,9 +20,16 @@ PAGE = 4
 MAX_LEN = 40
 
 
-@pytest.fixture(scope="module")
-def model() -> Transformer:
-    return tiny_model()
+@pytest.fixture(scope="module", params=["training", "inference"])
+def model(request: pytest.FixtureRequest) -> Transformer:
+    """The tiny model on the operators of either purpose."""
+    model = tiny_model()
+    if request.param == "training":
+        return model
+    kernels = resolve("cpu", model.config, is_inference=True)
+    served = Transformer(model.config, kernels).eval()
+    served.load_state_dict(model.state_dict())
+    return served
 
 
 def make_state(config: ModelConfig, num_slots: int = 3) -> PagedState:
@@ -210,6 +219,23 @@ def test_reused_slot_and_pages_start_clean(model: Transformer) -> None:
             ]
         )
         assert_close(actual, expected, atol=1e-4)
+
+
+def test_a_decode_batch_moves_no_state(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = make_state(model.config)
+    poison(state)
+    tokens = tokens_of(8, 6)
+    run(model, state, {1: (0, tokens[:5])})
+    monkeypatch.setattr(KDAArena, "load", None)
+    addresses = [arena.recurrent_GHKV.data_ptr() for arena in state._kda.values()]
+    # slot 3 starts with this step, slot 2 stays poisoned
+    logits = run(model, state, {3: (0, tokens[:1]), 1: (5, tokens[5:])})[1]
+    assert_close(logits[1], one_shot(model, tokens)[5:], atol=1e-4)
+    assert_close(logits[3], one_shot(model, tokens[:1]), atol=1e-4)
+    for arena, address in zip(state._kda.values(), addresses, strict=True):
+        assert arena.recurrent_GHKV.data_ptr() == address
+        assert bool(arena.recurrent_GHKV[2].isnan().all())
+        assert bool(arena.recurrent_GHKV[[1, 3]].isfinite().all())
 
 
 def test_short_sequence_never_sees_a_stale_page(model: Transformer) -> None:

@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from moonlet.core.config import MoEConfig
+from moonlet.kernels import _native
 from moonlet.kernels.attn_res.reference import attn_res_fold, attn_res_join, attn_res_mix
-from moonlet.kernels.kda import chunkwise, reference
+from moonlet.kernels.kda import chunkwise, cpu, reference
 from moonlet.kernels.ragged import Ragged
 from moonlet.kernels.rms_norm.reference import gated_rms_norm, rms_norm
 from moonlet.kernels.route_topk.reference import route_topk
@@ -19,6 +20,15 @@ from moonlet.kernels.situ.reference import situ_glu
 from tests.golden_data import count_vectors, golden_dir, require
 
 KDA_BACKENDS = {"reference": reference.kda_chunk, "torch": chunkwise.kda_chunk}
+KDA_STEPS = {"reference": reference.kda_step}
+if _native.availability()[0]:
+    KDA_BACKENDS["cpu"] = cpu.kda_chunk
+    KDA_STEPS["cpu"] = cpu.kda_step
+
+
+def serves(backend: str, vectors: dict[str, Tensor]) -> bool:
+    """The native kernels serve head sizes that are multiples of 16; one case has another."""
+    return backend != "cpu" or vectors["v"].shape[-1] % 16 == 0
 
 
 def load(name: str) -> dict[str, Tensor]:
@@ -59,7 +69,10 @@ def test_kda_output_state_and_gate(backend: str) -> None:
     bounds = cases()["kda"]
     grouped = split_cases(load("kda"))
     assert set(grouped) <= set(bounds)
+    assert sum(serves(backend, vectors) for vectors in grouped.values()) >= len(grouped) - 1
     for case, vectors in grouped.items():
+        if not serves(backend, vectors):
+            continue
         bound = bounds[case]["lower_bound"]
         inputs, state = kda_inputs(vectors, torch.float32)
         gate = reference.kda_gate(inputs[3], inputs[5], inputs[6], bound)
@@ -72,7 +85,7 @@ def test_kda_output_state_and_gate(backend: str) -> None:
         count_vectors(1)
 
 
-@pytest.mark.parametrize("backend", KDA_BACKENDS)
+@pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_kda_with_bfloat16_inputs(backend: str) -> None:
     bounds = cases()["kda"]
     for case, vectors in split_cases(load("kda")).items():
@@ -84,15 +97,18 @@ def test_kda_with_bfloat16_inputs(backend: str) -> None:
         count_vectors(1)
 
 
-def test_kda_step_replays_every_case() -> None:
+@pytest.mark.parametrize("backend", KDA_STEPS)
+def test_kda_step_replays_every_case(backend: str) -> None:
     bounds = cases()["kda"]
     for case, vectors in split_cases(load("kda")).items():
+        if not serves(backend, vectors):
+            continue
         inputs, state = kda_inputs(vectors, torch.float32)
-        outputs = []
+        outputs, state, slot = [], state.clone(), torch.tensor([0])
         for t in range(inputs[0].shape[0]):
             row = [x[t : t + 1] for x in inputs[:5]]
-            o, state = reference.kda_step(*row, *inputs[5:], bounds[case]["lower_bound"], state)
-            outputs.append(o)
+            bound = bounds[case]["lower_bound"]
+            outputs.append(KDA_STEPS[backend](*row, *inputs[5:], bound, state, slot))
         close(torch.cat(outputs), vectors["o"][0], 1e-5)
         close(state, vectors["final_state"], 1e-5)
         count_vectors(1)

@@ -66,6 +66,28 @@ def test_chunked_kda_gradients_equal_the_recurrence(bound: float | None) -> None
         assert (slow - fast).abs().max() <= 1e-4 * (1 + slow.abs().max())
 
 
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_step_equals_the_recurrence_in_its_slots_only(bound: float | None) -> None:
+    inputs, state, ragged = kda_case([1, 1], bound)
+    slots = torch.tensor([4, 1])
+    arena = torch.full((6, *state.shape[1:]), torch.nan)
+    arena[slots] = state
+    grads = []
+    for is_step in (True, False):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        if is_step:
+            o = reference.kda_step(*leaves, bound, arena, slots)
+        else:
+            o, expected, _ = reference.kda_chunk(*leaves, bound, state, ragged)
+        (o * torch.arange(o.numel()).view_as(o)).sum().backward()
+        grads.append([o, *(leaf.grad for leaf in leaves)])
+    for seen, wanted in zip(*grads, strict=True):
+        assert torch.allclose(seen, wanted, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(arena[slots], expected, rtol=1e-5, atol=1e-6)
+    assert not arena.requires_grad
+    assert arena[[0, 2, 3, 5]].isnan().all()
+
+
 @pytest.mark.parametrize("run", [reference.kda_chunk, chunkwise.kda_chunk])
 @pytest.mark.parametrize("cut", [1, 16, 31, 32, 63])
 def test_kda_cut_anywhere_continues(run: object, cut: int) -> None:

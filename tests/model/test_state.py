@@ -143,11 +143,32 @@ def test_impossible_batches_are_refused(options: dict[str, list[int]], message: 
         BatchMeta.build(**options)
 
 
-def test_training_gradients_do_not_depend_on_packing() -> None:
+def test_a_step_updates_its_slots_where_they_lie(
+    transformer: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = golden.prefill(transformer, IDS[:8])
+    state = golden.fresh_state(transformer, 4)
+    run(transformer, IDS[:7], BatchMeta.build([7], slots=[2]), state)
+    layers = list(state.kda_layers.values())
+    for layer in layers:
+        # slot 3 starts now: what it holds is void; slots 0 and 1 are nobody's
+        layer.recurrent[3] = torch.nan
+        monkeypatch.setattr(layer, "load", None)
+    before = [(layer.recurrent.data_ptr(), layer.recurrent[:2].clone()) for layer in layers]
+    step = BatchMeta.build([1, 1], slots=[3, 2], start_positions=[0, 7], logits="all")
+    logits = run(transformer, IDS[[0, 7]], step, state)
+    assert (logits - whole[[0, 7]]).abs().max() <= 2e-4
+    for layer, (address, others) in zip(layers, before, strict=True):
+        assert layer.recurrent.data_ptr() == address
+        assert torch.equal(layer.recurrent[:2], others)
+
+
+@pytest.mark.parametrize("lens", [[7, 1, 20], [1, 1, 1]])
+def test_training_gradients_do_not_depend_on_packing(lens: list[int]) -> None:
     transformer = golden.model("tiny_k3")
-    lens, grads = [7, 1, 20], []
+    grads = []
     packed = BatchMeta.build(lens, logits="all")
-    for metas in ([(IDS[:28], packed)], separate(lens)):
+    for metas in ([(IDS[: sum(lens)], packed)], separate(lens)):
         transformer.zero_grad()
         for ids, meta in metas:
             hidden = transformer(ids, meta, NoState(transformer.config))

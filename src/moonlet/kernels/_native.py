@@ -65,6 +65,11 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
         *(_I32, _F32, _I32, _I32),
     ),
     "moonlet_sample": (*[_POINTER] * 8, *[_I64] * 3, *[_I32] * 2),
+    "moonlet_kda_step_f32": (*[_POINTER] * 7, _F32, *[_POINTER] * 3, *[_I64] * 9, *[_I32] * 2),
+    "moonlet_kda_chunk_f32": (*[_POINTER] * 7, _F32, *[_POINTER] * 7, *[_I64] * 9, *[_I32] * 2),
+    "moonlet_short_conv_f32": (*[_POINTER] * 9, *[_I64] * 4, *[_I32] * 2),
+    "moonlet_rms_norm_f32": (*[_POINTER] * 3, *[_I64] * 2, _F32, *[_I32] * 2),
+    "moonlet_gated_rms_norm_f32": (*[_POINTER] * 4, *[_I64] * 2, _F32, *[_I32] * 2),
 }
 """Argument types of every function in `csrc/moonlet.h`; each returns an int32."""
 

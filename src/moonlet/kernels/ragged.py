@@ -11,13 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from moonlet.core.errors import ShapeError
 
-__all__ = ["Ragged"]
+__all__ = ["EmitOrder", "Ragged"]
+
+
+class EmitOrder(NamedTuple):
+    """Emitted rows in ascending order, and the place that each was asked for at (int64)."""
+
+    rows_E: Tensor
+    places_E: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +79,14 @@ class Ragged:
         return torch.cat([zero, self.lens_S.cumsum(0)]).to(torch.int32)
 
     @cached_property
+    def borders_S1(self) -> Tensor:
+        """`cu_seqlens_S1` in int64."""
+        return self.cu_seqlens_S1.long()
+
+    @cached_property
     def starts_S(self) -> Tensor:
         """First packed row of each sequence, int64."""
-        return self.cu_seqlens_S1[:-1].long()
+        return self.borders_S1[:-1]
 
     @cached_property
     def seq_of_T(self) -> Tensor:
@@ -85,6 +98,22 @@ class Ragged:
     def offset_T(self) -> Tensor:
         """Position of each packed row inside its sequence, int64."""
         return torch.arange(self.num_rows, device=self.device) - self.starts_S[self.seq_of_T]
+
+    def emit_order(self, emit_at_E: Tensor | None) -> EmitOrder | None:
+        """Sort the packed rows after which a state is wanted, which may repeat.
+
+        Raises:
+            ShapeError: A row is not one of the packed rows, or the rows are no int64 list.
+        """
+        if emit_at_E is None:
+            return None
+        if emit_at_E.dtype != torch.int64 or emit_at_E.dim() != 1:
+            kind = f"{emit_at_E.dtype} {list(emit_at_E.shape)}"
+            raise ShapeError(f"emit_at is {kind}; give the rows as int64 [E]")
+        rows_E, places_E = emit_at_E.sort(stable=True)
+        if rows_E.numel() and not (rows_E[0] >= 0 and rows_E[-1] < self.num_rows):
+            raise ShapeError(f"emit_at names rows outside the batch of {self.num_rows}")
+        return EmitOrder(rows_E, places_E)
 
     @property
     def is_single_rows(self) -> bool:

@@ -80,22 +80,29 @@ def _cpu(path: str, supports: Supports = _INFERS) -> Backend:
 # the order is the order of preference of ``auto``
 OPERATORS: Mapping[str, tuple[Backend, ...]] = {
     "rms_norm": (
+        _cpu("rms_norm.cpu:rms_norm"),
         *_op(("reference", "rms_norm.reference:rms_norm")),
         _native("rms_norm.native:rms_norm"),
     ),
     "gated_rms_norm": (
+        _cpu("rms_norm.cpu:gated_rms_norm"),
         *_op(("reference", "rms_norm.reference:gated_rms_norm")),
         _native("rms_norm.native:gated_rms_norm"),
     ),
     "short_conv": (
+        _cpu("short_conv.cpu:short_conv", _asks("short_conv.cpu")),
         *_op(("reference", "short_conv.reference:short_conv")),
         _native("short_conv.native:short_conv"),
     ),
     "kda_chunk": (
+        _cpu("kda.cpu:kda_chunk", _asks("kda.cpu")),
         *_op(("torch", "kda.chunkwise:kda_chunk"), ("reference", "kda.reference:kda_chunk")),
         _native("kda.native:kda_chunk", _asks("kda.native")),
     ),
-    "kda_step": _op(("reference", "kda.reference:kda_step")),
+    "kda_step": (
+        _cpu("kda.cpu:kda_step", _asks("kda.cpu")),
+        *_op(("reference", "kda.reference:kda_step")),
+    ),
     "mla_prefill": _op(
         ("reference", "mla.reference:mla_prefill"), ("blockwise", "mla.blockwise:mla_prefill")
     ),

@@ -80,22 +80,21 @@ class KDA(nn.Module):
     def forward(self, x_TD: Tensor, meta: BatchMeta, state: KDAState) -> Tensor:
         """Run the layer and update ``state``; ``[T, D] -> [T, D]``."""
         heads = (self.num_heads, self.head_dim)
-        recurrent, carry = state.load(meta)
+        carry = state.load_conv(meta)
         raw_TC = torch.cat([self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)], dim=-1)
         taps: list[Tensor] = [self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]
         emit_at = meta.tentative_rows_E
         conv = self._kernels.short_conv(raw_TC, torch.cat(taps)[:, 0], carry, meta.ragged, emit_at)
         q, k, v = (part.unflatten(-1, heads) for part in conv.y_TC.chunk(3, dim=-1))
         z = self.f_b_proj(self.f_a_proj(x_TD)).unflatten(-1, heads)
-        gate_parameters = (self.A_log, self.dt_bias.view(heads), self.lower_bound)
-        emitted = None
-        if meta.ragged.is_single_rows and emit_at is None:
-            o, recurrent = self._kernels.kda_step(
-                q, k, v, z, self.b_proj(x_TD), *gate_parameters, recurrent
-            )
+        inputs = (q, k, v, z, self.b_proj(x_TD), self.A_log, self.dt_bias.view(heads))
+        recurrent = emitted = None
+        if meta.is_plain_step:
+            # the states are most of what a decode step moves: they are updated where they lie
+            o = self._kernels.kda_step(*inputs, self.lower_bound, *state.in_place(meta))
         else:
             o, recurrent, emitted = self._kernels.kda_chunk(
-                q, k, v, z, self.b_proj(x_TD), *gate_parameters, recurrent, meta.ragged, emit_at
+                *inputs, self.lower_bound, state.load(meta), meta.ragged, emit_at
             )
         state.store(meta, recurrent, conv.carry_SCW, emitted, conv.emitted_ECW)
         gate = self.output_gate(x_TD).unflatten(-1, heads)

@@ -24,20 +24,25 @@ class _ZeroKDA:
         self._kda = config.kda
         self._dtype = dtype
 
-    def load(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
+    def load_conv(self, meta: BatchMeta) -> Tensor:
         if bool(meta.start_positions_S.any()):
             raise ShapeError("a state without memory cannot continue a sequence")
-        kda, seqs, device = self._kda, meta.ragged.num_seqs, meta.slots_S.device
-        recurrent = torch.zeros(seqs, kda.num_heads, kda.head_dim, kda.head_dim, device=device)
-        width = kda.short_conv_kernel_size - 1
-        channels = 3 * kda.projection_size
-        conv = torch.zeros(seqs, channels, width, dtype=self._dtype, device=device)
-        return recurrent, conv
+        width = self._kda.short_conv_kernel_size - 1
+        shape = (meta.ragged.num_seqs, 3 * self._kda.projection_size, width)
+        return torch.zeros(shape, dtype=self._dtype, device=meta.slots_S.device)
+
+    def load(self, meta: BatchMeta) -> Tensor:
+        heads, width = self._kda.num_heads, self._kda.head_dim
+        return torch.zeros(meta.ragged.num_seqs, heads, width, width, device=meta.slots_S.device)
+
+    def in_place(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
+        recurrent = self.load(meta)
+        return recurrent, torch.arange(meta.ragged.num_seqs, device=recurrent.device)
 
     def store(
         self,
         meta: BatchMeta,
-        recurrent_SHKV: Tensor,
+        recurrent_SHKV: Tensor | None,
         conv_SCW: Tensor,
         emitted_EHKV: Tensor | None,
         emitted_conv_ECW: Tensor | None,
@@ -86,23 +91,30 @@ class _DenseKDA:
         self.conv = conv
         self.pending: tuple[Tensor, Tensor] | None = None
 
-    def load(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
+    def load_conv(self, meta: BatchMeta) -> Tensor:
         fresh = meta.start_positions_S == 0
-        recurrent = self.recurrent[meta.slots_S].masked_fill(fresh[:, None, None, None], 0.0)
-        conv = self.conv[meta.slots_S].masked_fill(fresh[:, None, None], 0.0)
-        return recurrent, conv
+        return self.conv[meta.slots_S].masked_fill(fresh[:, None, None], 0.0)
+
+    def load(self, meta: BatchMeta) -> Tensor:
+        fresh = meta.start_positions_S == 0
+        return self.recurrent[meta.slots_S].masked_fill(fresh[:, None, None, None], 0.0)
+
+    def in_place(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
+        self.recurrent[meta.slots_S[meta.start_positions_S == 0]] = 0.0
+        return self.recurrent, meta.slots_S
 
     def store(
         self,
         meta: BatchMeta,
-        recurrent_SHKV: Tensor,
+        recurrent_SHKV: Tensor | None,
         conv_SCW: Tensor,
         emitted_EHKV: Tensor | None,
         emitted_conv_ECW: Tensor | None,
     ) -> None:
         settled = ~meta.tentative_S
         slots = meta.slots_S[settled]
-        self.recurrent[slots] = recurrent_SHKV[settled]
+        if recurrent_SHKV is not None:
+            self.recurrent[slots] = recurrent_SHKV[settled]
         self.conv[slots] = conv_SCW[settled].to(self.conv.dtype)
         if emitted_EHKV is not None and emitted_conv_ECW is not None:
             self.pending = (emitted_EHKV, emitted_conv_ECW)

@@ -130,6 +130,11 @@ class BatchMeta:
             return None
         return self.tentative_S[self.ragged.seq_of_T].nonzero()[:, 0]
 
+    @property
+    def is_plain_step(self) -> bool:
+        """Whether every sequence has one row and none of them is tentative."""
+        return self.ragged.is_single_rows and not any(self.tentative)
+
     @cached_property
     def positions_T(self) -> Tensor:
         """Position of each packed row in its whole sequence, int64."""
@@ -174,20 +179,38 @@ class BatchPart:
 
 
 class KDAState(Protocol):
-    """One KDA layer's state for the sequences of the running batch."""
+    """One KDA layer's state for the sequences of the running batch.
 
-    def load(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
-        """Return float32 ``recurrent_SHKV`` and ``conv_SCW`` (raw inputs, oldest first).
+    A layer reads the carry with `load_conv` and then either copies the recurrent states out with
+    `load` and hands new ones to `store`, or updates them where they lie (`in_place`) and hands
+    `store` None. What is read is zero for sequences that start at position 0, whatever the slot
+    held before.
+    """
 
-        Both are zero for sequences that start at position 0, whatever the slot held before. The
-        tensors may be read until `store`.
+    def load_conv(self, meta: BatchMeta) -> Tensor:
+        """Return a copy of the carries ``conv_SCW`` (raw inputs, oldest first)."""
+        ...
+
+    def load(self, meta: BatchMeta) -> Tensor:
+        """Return a copy of the float32 states ``recurrent_SHKV``."""
+        ...
+
+    def in_place(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
+        """Return the states themselves, for a batch without tentative sequences.
+
+        Clears the slots of sequences that start now.
+
+        Returns:
+            ``recurrent_GHKV``, float32 and contiguous, and int64 ``slots_S``: the batch's
+            sequences lie in it at these distinct indices. The caller may change these slots and
+            no others, and only before `store`.
         """
         ...
 
     def store(
         self,
         meta: BatchMeta,
-        recurrent_SHKV: Tensor,
+        recurrent_SHKV: Tensor | None,
         conv_SCW: Tensor,
         emitted_EHKV: Tensor | None,
         emitted_conv_ECW: Tensor | None,
@@ -196,6 +219,13 @@ class KDAState(Protocol):
 
         For tentative sequences the emitted states, one per row of ``meta.tentative_rows_E``, wait
         for `ModelState.commit`; the stored state does not change.
+
+        Args:
+            meta: The running batch.
+            recurrent_SHKV: States after the batch; None where they were updated in place.
+            conv_SCW: Carries after the batch.
+            emitted_EHKV: States after each tentative row; None where there is none.
+            emitted_conv_ECW: Carries after each tentative row; None where there is none.
         """
         ...
 

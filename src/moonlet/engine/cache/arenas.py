@@ -128,22 +128,37 @@ class KDAArena:
         """Whether a tentative window waits for `commit`."""
         return self._pending is not None
 
-    def load(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
-        """Copy the states of the batch's slots; zeros for sequences that start now."""
-        if self._pending is not None:
-            raise ShapeError("a tentative window was neither committed nor discarded")
-        recurrent_SHKV = self.recurrent_GHKV.index_select(0, meta.slots_S)
+    def load_conv(self, meta: BatchMeta) -> Tensor:
+        """Copy the carries of the batch's slots; zeros for sequences that start now."""
+        fresh_S = self._open(meta)
         conv_SCW = self.conv_GCW.index_select(0, meta.slots_S)
-        fresh_S = self._tables.index(meta).fresh_S
+        return conv_SCW if fresh_S is None else conv_SCW.masked_fill_(fresh_S[:, None, None], 0.0)
+
+    def load(self, meta: BatchMeta) -> Tensor:
+        """Copy the states of the batch's slots; zeros for sequences that start now."""
+        fresh_S = self._open(meta)
+        recurrent_SHKV = self.recurrent_GHKV.index_select(0, meta.slots_S)
         if fresh_S is not None:
             recurrent_SHKV.masked_fill_(fresh_S[:, None, None, None], 0.0)
-            conv_SCW.masked_fill_(fresh_S[:, None, None], 0.0)
-        return recurrent_SHKV, conv_SCW
+        return recurrent_SHKV
+
+    def in_place(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
+        """Return the arena and the batch's slots; those of sequences that start now are cleared."""
+        fresh_S = self._open(meta)
+        if fresh_S is not None:
+            self.recurrent_GHKV.index_fill_(0, meta.slots_S[fresh_S], 0.0)
+        return self.recurrent_GHKV, meta.slots_S
+
+    def _open(self, meta: BatchMeta) -> Tensor | None:
+        """Return which sequences start now, None where none does, after the check of windows."""
+        if self._pending is not None:
+            raise ShapeError("a tentative window was neither committed nor discarded")
+        return self._tables.index(meta).fresh_S
 
     def store(
         self,
         meta: BatchMeta,
-        recurrent_SHKV: Tensor,
+        recurrent_SHKV: Tensor | None,
         conv_SCW: Tensor,
         emitted_EHKV: Tensor | None,
         emitted_conv_ECW: Tensor | None,
@@ -153,7 +168,7 @@ class KDAArena:
         if settled_S is None:
             self._write(meta.slots_S, recurrent_SHKV, conv_SCW)
             return
-        if emitted_EHKV is None or emitted_conv_ECW is None:
+        if recurrent_SHKV is None or emitted_EHKV is None or emitted_conv_ECW is None:
             raise ShapeError("a tentative window was stored without its emitted states")
         self._write(
             meta.slots_S[settled_S],
@@ -173,8 +188,9 @@ class KDAArena:
         """Drop a pending window: the slots keep what they held before it."""
         self._pending = None
 
-    def _write(self, slots: Tensor, recurrent_SHKV: Tensor, conv_SCW: Tensor) -> None:
-        self.recurrent_GHKV.index_copy_(0, slots, recurrent_SHKV.detach())
+    def _write(self, slots: Tensor, recurrent_SHKV: Tensor | None, conv_SCW: Tensor) -> None:
+        if recurrent_SHKV is not None:
+            self.recurrent_GHKV.index_copy_(0, slots, recurrent_SHKV.detach())
         self.conv_GCW.index_copy_(0, slots, conv_SCW.detach().to(self.conv_GCW.dtype))
 
 

@@ -1,8 +1,11 @@
-// Sixteen float lanes and the functions training needs on them.
+// Float lanes as wide as the level's registers (16 with AVX-512, 8 with AVX2, else 4), and
+// functions on them.
 //
 // The vector types are the compiler's own, so one source serves every instruction-set level; each
-// level gets its private copy (anonymous namespace, always inlined). Include after isa.h, inside a
-// file that is compiled once per level.
+// level gets its private copy (anonymous namespace, always inlined). Include inside a file that is
+// compiled once per level. A type wider than the registers would work too, but gcc 12 keeps it in
+// memory and takes it apart: chunked KDA was 35 times slower at the AVX2 level with 16 lanes than
+// with 8. Row sizes are multiples of 16 where a source says so, at every level.
 #pragma once
 
 #include <stdint.h>
@@ -14,11 +17,17 @@ namespace moonlet {
 namespace MOONLET_ISA {
 namespace {
 
+#if defined(__AVX512F__)
 constexpr int64_t kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int64_t kLanes = 8;
+#else
+constexpr int64_t kLanes = 4;
+#endif
 
-typedef float Lanes __attribute__((vector_size(64)));
-typedef float UnalignedLanes __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t IntLanes __attribute__((vector_size(64)));
+typedef float Lanes __attribute__((vector_size(4 * kLanes)));
+typedef float UnalignedLanes __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes)));
 
 MOONLET_INLINE Lanes load(const float* p) { return *reinterpret_cast<const UnalignedLanes*>(p); }
 MOONLET_INLINE void store(float* p, Lanes v) { *reinterpret_cast<UnalignedLanes*>(p) = v; }
@@ -35,11 +44,19 @@ MOONLET_INLINE Lanes magnitude(Lanes x) {
 }
 
 MOONLET_INLINE float total(Lanes v) {
+#if defined(__AVX512F__)
   const IntLanes by8 = {8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7};
   const IntLanes by4 = {4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11};
   const IntLanes by2 = {2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13};
   v += __builtin_shuffle(v, by8);
   v += __builtin_shuffle(v, by4);
+#elif defined(__AVX2__)
+  const IntLanes by4 = {4, 5, 6, 7, 0, 1, 2, 3};
+  const IntLanes by2 = {2, 3, 0, 1, 6, 7, 4, 5};
+  v += __builtin_shuffle(v, by4);
+#else
+  const IntLanes by2 = {2, 3, 0, 1};
+#endif
   v += __builtin_shuffle(v, by2);
   return v[0] + v[1];
 }

@@ -233,6 +233,59 @@ MOONLET_API int32_t moonlet_sample(const float* logits, const double* temperatur
                                    const double* uniform, int64_t* ids, double* scratch,
                                    int64_t num_groups, int64_t num_rows, int64_t size,
                                    int32_t isa_level, int32_t num_threads);
+/* Inference operators. Tensors are float32 and contiguous unless strides are given; outputs do not
+ * overlap inputs unless an argument is said to be modified.
+ *
+ * One decode step of Kimi Delta Attention. q, k, z are [num_seqs, num_heads, key_size] and v
+ * [num_seqs, num_heads, value_size] with rows `*_stride` apart, beta [num_seqs, num_heads], out
+ * [num_seqs, num_heads, value_size]; a lower_bound of zero stands for the softplus gate. The state
+ * of sequence s is slots[s] of state [num_slots, num_heads, key_size, value_size]: it is modified,
+ * other slots are not touched. Slots are distinct; head sizes are multiples of 16 up to 256. */
+MOONLET_API int32_t moonlet_kda_step_f32(const float* q, const float* k, const float* v,
+                                         const float* z, const float* beta, const float* a_log,
+                                         const float* dt_bias, float lower_bound, float* state,
+                                         const int64_t* slots, float* out, int64_t q_stride,
+                                         int64_t k_stride, int64_t v_stride, int64_t z_stride,
+                                         int64_t num_slots, int64_t num_seqs, int64_t num_heads,
+                                         int64_t key_size, int64_t value_size, int32_t isa_level,
+                                         int32_t num_threads);
+
+/* Kimi Delta Attention over packed sequences, sequence s being rows starts[s]..starts[s + 1] - 1 of
+ * the inputs; sizes, strides and gate as in the step. state and final_state are [num_seqs,
+ * num_heads, key_size, value_size]. The state after row emit_rows[e] (ascending) is written to
+ * emitted[emit_places[e]], laid out like a sequence's state. */
+MOONLET_API int32_t moonlet_kda_chunk_f32(const float* q, const float* k, const float* v,
+                                          const float* z, const float* beta, const float* a_log,
+                                          const float* dt_bias, float lower_bound,
+                                          const float* state, const int64_t* starts, float* out,
+                                          float* final_state, const int64_t* emit_rows,
+                                          const int64_t* emit_places, float* emitted,
+                                          int64_t q_stride, int64_t k_stride, int64_t v_stride,
+                                          int64_t z_stride, int64_t num_emits, int64_t num_seqs,
+                                          int64_t num_heads, int64_t key_size, int64_t value_size,
+                                          int32_t isa_level, int32_t num_threads);
+
+/* Short depthwise causal convolution and SiLU over packed sequences, sequence s being rows
+ * starts[s]..starts[s + 1] - 1. x and out are [rows, channels], weight [channels, taps], carry and
+ * new_carry [num_seqs, channels, taps - 1], oldest input first. The carry after row emit_rows[e]
+ * (ascending) is written to emitted[emit_places[e]]. At most 16 taps; any number of channels. */
+MOONLET_API int32_t moonlet_short_conv_f32(const float* x, const float* weight, const float* carry,
+                                           const int64_t* starts, float* out, float* new_carry,
+                                           const int64_t* emit_rows, const int64_t* emit_places,
+                                           float* emitted, int64_t num_emits, int64_t num_seqs,
+                                           int64_t channels, int64_t taps, int32_t isa_level,
+                                           int32_t num_threads);
+
+/* RMSNorm of num_rows rows of any size. */
+MOONLET_API int32_t moonlet_rms_norm_f32(const float* x, const float* weight, float* out,
+                                         int64_t num_rows, int64_t size, float eps,
+                                         int32_t isa_level, int32_t num_threads);
+
+/* RMSNorm * weight * sigmoid(gate), of rows of any size. */
+MOONLET_API int32_t moonlet_gated_rms_norm_f32(const float* x, const float* weight,
+                                               const float* gate, float* out, int64_t num_rows,
+                                               int64_t size, float eps, int32_t isa_level,
+                                               int32_t num_threads);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-// Small matrix products over sixteen float lanes, for operands that fit the first cache levels.
+// Small matrix products over float lanes, for operands that fit the first cache levels.
 //
 // Like lanes.h: every level gets its private copy (anonymous namespace). Include after lanes.h,
 // inside a file that is compiled once per level.
@@ -18,7 +18,7 @@ struct Left {
   int64_t row, column;
 };
 
-// out[R][16 * P] (+)= left[R][depth] right[depth][16 * P]; the sums stay in registers.
+// out[R][P lanes] (+)= left[R][depth] right[depth][P lanes]; the sums stay in registers.
 template <int R, int P>
 MOONLET_INLINE void tile(float* out, int64_t ldo, Left left, const float* right, int64_t ldr,
                          int64_t depth, float scale, bool adds) {
@@ -62,7 +62,7 @@ __attribute__((noinline)) void multiply(float* out, int64_t ldo, Left left, cons
                                         int64_t ldr, int64_t rows, int64_t depth, int64_t columns,
                                         float scale, bool adds) {
   int64_t j = 0;
-  for (; j + 32 <= columns; j += 32) {
+  for (; j + 2 * kLanes <= columns; j += 2 * kLanes) {
     panel<2>(out + j, ldo, left, right + j, ldr, rows, depth, scale, adds);
   }
   if (j < columns) panel<1>(out + j, ldo, left, right + j, ldr, rows, depth, scale, adds);

@@ -76,9 +76,10 @@ def kda_step(
     A_log_H: Tensor,
     dt_bias_HK: Tensor,
     lower_bound: float | None,
-    state_SHKV: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """One decode step of S sequences.
+    state_GHKV: Tensor,
+    slots_S: Tensor,
+) -> Tensor:
+    """One decode step of S sequences whose states lie in an arena of G slots.
 
     Args:
         q_SHK: Queries after the short convolution, before the L2 norm.
@@ -89,21 +90,24 @@ def kda_step(
         A_log_H: float32 log scale per head.
         dt_bias_HK: float32 gate bias.
         lower_bound: Gate bound, or None for the softplus gate.
-        state_SHKV: float32, not modified.
+        state_GHKV: float32. Slots ``slots_S`` are modified in place, no other slot is read. It is
+            memory: no gradient flows into it or through it.
+        slots_S: int64, distinct: where each sequence's state lies.
 
     Returns:
-        Output in the dtype of ``v_SHV`` and the new float32 state.
+        Output ``[S, H, V]`` in the dtype of ``v_SHV``, read from the new states.
     """
     scale = q_SHK.shape[-1] ** -0.5
-    o, state = _step(
+    o, state_SHKV = _step(
         l2_norm(q_SHK) * scale,
         l2_norm(k_SHK),
         v_SHV.float(),
         kda_gate(z_SHK, A_log_H, dt_bias_HK, lower_bound),
         torch.sigmoid(beta_logits_SH.float()),
-        state_SHKV,
+        state_GHKV.index_select(0, slots_S),
     )
-    return o.to(v_SHV.dtype), state
+    state_GHKV.index_copy_(0, slots_S, state_SHKV.detach())
+    return o.to(v_SHV.dtype)
 
 
 def kda_chunk(

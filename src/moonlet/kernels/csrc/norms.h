@@ -1,0 +1,20 @@
+// What one instruction-set level offers for the norms in inference.
+#pragma once
+
+#include <stdint.h>
+
+#include "levels.h"
+
+namespace moonlet {
+
+struct NormTable {
+  // Rows of `size` values: x * rsqrt(mean(x^2) + eps) * weight, the second one times sigmoid(gate).
+  void (*plain)(const float* x, const float* weight, float* out, int64_t rows, int64_t size,
+                float eps);
+  void (*gated)(const float* x, const float* weight, const float* gate, float* out, int64_t rows,
+                int64_t size, float eps);
+};
+
+MOONLET_TABLE(NormTable, norm_table)
+
+}  // namespace moonlet

@@ -48,7 +48,7 @@ def poison(state: PagedState) -> None:
         kda.recurrent_GHKV.fill_(torch.nan)
         kda.conv_GCW.fill_(torch.nan)
     for mla in state._mla.values():
-        mla.pages_GLR[NULL_PAGE + 1 :] = torch.nan
+        mla.pages_GLC[NULL_PAGE + 1 :] = torch.nan
 
 
 def run(
@@ -244,7 +244,7 @@ def test_bytes_are_those_of_the_arenas() -> None:
     kda = sum(
         tensor[1:].nbytes for a in state._kda.values() for tensor in (a.recurrent_GHKV, a.conv_GCW)
     )
-    mla = sum(arena.pages_GLR[1:].nbytes for arena in state._mla.values())
+    mla = sum(arena.pages_GLC[1:].nbytes for arena in state._mla.values())
     assert kda == 3 * slot_bytes(config, torch.float32)
     assert mla == state.num_pages * page_bytes(config, PAGE, torch.float32)
     assert state.num_bytes == kda + mla

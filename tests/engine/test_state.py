@@ -9,6 +9,8 @@ from moonlet.core.config import ModelConfig
 from moonlet.core.errors import CapacityError, ShapeError
 from moonlet.engine.cache.pages import NULL_PAGE
 from moonlet.engine.cache.state import PagedState, page_bytes, slot_bytes
+from moonlet.kernels import _native
+from moonlet.kernels.registry import resolve
 from moonlet.model.simple_state import DenseState
 from moonlet.model.state import BatchMeta, ModelState
 from moonlet.model.transformer import Transformer
@@ -18,9 +20,21 @@ PAGE = 4
 MAX_LEN = 40
 
 
-@pytest.fixture(scope="module")
-def model() -> Transformer:
-    return tiny_model()
+@pytest.fixture(scope="module", params=["reference", "cpu"])
+def model(request: pytest.FixtureRequest) -> Transformer:
+    """The tiny model with the reference attention, and with the native one."""
+    if request.param == "reference":
+        return tiny_model()
+    if not _native.availability()[0]:
+        pytest.skip(_native.availability()[1])
+    return with_native_attention(tiny_model())
+
+
+def with_native_attention(model: Transformer) -> Transformer:
+    wanted = {"mla_prefill": "cpu", "mla_decode": "cpu"}
+    native = Transformer(model.config, resolve(wanted=wanted, is_inference=True))
+    native.load_state_dict(model.state_dict())
+    return native.eval()
 
 
 def make_state(config: ModelConfig, num_slots: int = 3) -> PagedState:
@@ -102,6 +116,23 @@ def test_any_cut_in_any_company_equals_one_piece(model: Transformer, seed: int) 
         state.check()
     for slot, tokens in sequences.items():
         assert_same_choice(torch.cat(pieces[slot]), one_shot(model, tokens))
+
+
+@pytest.mark.skipif(not _native.availability()[0], reason=_native.availability()[1])
+def test_native_attention_gives_the_logits_of_the_reference() -> None:
+    model = tiny_model()
+    tokens = {1: tokens_of(21, 30), 2: tokens_of(22, 30), 3: tokens_of(23, 30)}
+    first = {1: (0, tokens[1][:19]), 3: (0, tokens[3][:4])}
+    # a decode row, a fresh prompt and a window over a short context in one batch
+    mixed = {1: (19, tokens[1][19:20]), 2: (0, tokens[2]), 3: (4, tokens[3][4:9])}
+    logits = []
+    for candidate in (model, with_native_attention(model)):
+        state = make_state(model.config)
+        poison(state)
+        run(candidate, state, first)
+        logits.append(run(candidate, state, mixed)[1])
+    for slot, expected in logits[0].items():
+        assert_same_choice(logits[1][slot], expected)
 
 
 def kda_state(state: PagedState, slot: int) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from moonlet.kernels.ragged import Ragged
 __all__ = ["LatentPages"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LatentPages:
     """Context rows of S sequences: row n of sequence s is ``rows[table[s, n // L], n % L]``.
 

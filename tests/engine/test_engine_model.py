@@ -136,7 +136,7 @@ def poison(engine: Engine) -> None:
         kda.recurrent_GHKV.fill_(torch.nan)
         kda.conv_GCW.fill_(torch.nan)
     for mla in state._mla.values():
-        mla.pages_GLR[NULL_PAGE + 1 :] = torch.nan
+        mla.pages_GLC[NULL_PAGE + 1 :] = torch.nan
 
 
 def test_nothing_survives_in_freed_memory(

@@ -57,7 +57,7 @@ def poison(state: PagedState) -> None:
         kda.recurrent_GHKV.fill_(torch.nan)
         kda.conv_GCW.fill_(torch.nan)
     for mla in state._mla.values():
-        mla.pages_GLR[NULL_PAGE + 1 :] = torch.nan
+        mla.pages_GLC[NULL_PAGE + 1 :] = torch.nan
 
 
 def run(
@@ -111,6 +111,23 @@ def test_any_cut_in_any_company_equals_one_piece(model: Transformer, seed: int) 
         state.check()
     for slot, tokens in sequences.items():
         assert_same_choice(torch.cat(pieces[slot]), one_shot(model, tokens))
+
+
+@pytest.mark.skipif(not _native.availability()[0], reason=_native.availability()[1])
+def test_native_attention_gives_the_logits_of_the_reference() -> None:
+    model = tiny_model()
+    tokens = {1: tokens_of(21, 30), 2: tokens_of(22, 30), 3: tokens_of(23, 30)}
+    first = {1: (0, tokens[1][:19]), 3: (0, tokens[3][:4])}
+    # a decode row, a fresh prompt and a window over a short context in one batch
+    mixed = {1: (19, tokens[1][19:20]), 2: (0, tokens[2]), 3: (4, tokens[3][4:9])}
+    logits = []
+    for candidate in (model, with_native_attention(model)):
+        state = make_state(model.config)
+        poison(state)
+        run(candidate, state, first)
+        logits.append(run(candidate, state, mixed)[1])
+    for slot, expected in logits[0].items():
+        assert_same_choice(logits[1][slot], expected)
 
 
 def kda_state(state: PagedState, slot: int) -> list[torch.Tensor]:
@@ -270,7 +287,7 @@ def test_bytes_are_those_of_the_arenas() -> None:
     kda = sum(
         tensor[1:].nbytes for a in state._kda.values() for tensor in (a.recurrent_GHKV, a.conv_GCW)
     )
-    mla = sum(arena.pages_GLR[1:].nbytes for arena in state._mla.values())
+    mla = sum(arena.pages_GLC[1:].nbytes for arena in state._mla.values())
     assert kda == 3 * slot_bytes(config, torch.float32)
     assert mla == state.num_pages * page_bytes(config, PAGE, torch.float32)
     assert state.num_bytes == kda + mla

@@ -7,6 +7,7 @@ from torch import Tensor
 from moonlet.core.config import MoEConfig
 from moonlet.core.errors import BackendUnavailable, ConfigError, ShapeError
 from moonlet.kernels.kda import chunkwise, reference
+from moonlet.kernels.mla.pages import LatentPages
 from moonlet.kernels.mla.reference import mla_decode, mla_prefill
 from moonlet.kernels.moe_experts import grouped
 from moonlet.kernels.moe_experts import reference as moe_reference
@@ -168,9 +169,14 @@ def test_absorbed_decode_equals_expanded_prefill() -> None:
     torch.manual_seed(0)
     lengths = torch.tensor([4, 9, 1])
     q, kv_b = torch.randn(3, 2, 8 + 4), torch.randn(2, 8 + 6, 16)
-    latent, shared = torch.randn(3, 9, 16), torch.randn(3, 9, 4)
-    decode = mla_decode(q, latent, shared, kv_b, lengths)
-    prefill = mla_prefill(q, latent, shared, kv_b, lengths - 1, Ragged.build([1, 1, 1]), True)
+    pages = LatentPages(
+        rows_GLC=torch.randn(3, 9, 16 + 4),
+        table_SB=torch.arange(3)[:, None],
+        lengths_S=lengths,
+        latent_size=16,
+    )
+    decode = mla_decode(q, pages, kv_b)
+    prefill = mla_prefill(q, pages, kv_b, Ragged.build([1, 1, 1]), True)
     assert (decode - prefill.o_THV).abs().max() <= 1e-5
     assert prefill.max_score_H is not None
     assert prefill.max_score_H.shape == (2,)

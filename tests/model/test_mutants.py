@@ -17,6 +17,7 @@ from moonlet.core.config import MoEConfig
 from moonlet.kernels.kda import reference as kda_reference
 from moonlet.kernels.kda.reference import kda_gate, l2_norm
 from moonlet.kernels.mla import reference as mla_reference
+from moonlet.kernels.mla.pages import LatentPages
 from moonlet.kernels.ragged import Ragged
 from moonlet.kernels.registry import Kernels, resolve
 from moonlet.kernels.route_topk.reference import RouteResult, route_topk
@@ -102,15 +103,16 @@ def silu_gate(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
 # ---- MLA ----------------------------------------------------------------------------------------
 
 
-def scale_of_nope(q: Tensor, latent: Tensor, shared: Tensor, *rest: Any) -> Any:
+def scale_of_nope(q: Tensor, pages: LatentPages, *rest: Any) -> Any:
     wide = q.shape[-1]
-    return mla_reference.mla_prefill(
-        q * (wide / (wide - shared.shape[-1])) ** 0.5, latent, shared, *rest
-    )
+    factor = (wide / (wide - pages.shared_size)) ** 0.5
+    return mla_reference.mla_prefill(q * factor, pages, *rest)
 
 
-def without_shared_key(q: Tensor, latent: Tensor, shared: Tensor, *rest: Any) -> Any:
-    return mla_reference.mla_prefill(q, latent, torch.zeros_like(shared), *rest)
+def without_shared_key(q: Tensor, pages: LatentPages, *rest: Any) -> Any:
+    rows = pages.rows_GLC.clone()
+    rows[..., pages.latent_size :] = 0
+    return mla_reference.mla_prefill(q, dataclasses.replace(pages, rows_GLC=rows), *rest)
 
 
 def without_mla_gate() -> Transformer:

@@ -29,9 +29,7 @@ def transformer(request: pytest.FixtureRequest) -> Transformer:
 
 def snapshot(state: DenseState, slot: int, n: int) -> list[Tensor]:
     parts = [t for k in state.kda_layers.values() for t in (k.recurrent[slot], k.conv[slot])]
-    parts += [
-        t for m in state.mla_layers.values() for t in (m.latent[slot, :n], m.shared[slot, :n])
-    ]
+    parts += [m.rows_GLC[slot, :n] for m in state.mla_layers.values()]
     return [p.clone() for p in parts]
 
 

@@ -70,6 +70,10 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "moonlet_short_conv_f32": (*[_POINTER] * 9, *[_I64] * 4, *[_I32] * 2),
     "moonlet_rms_norm_f32": (*[_POINTER] * 3, *[_I64] * 2, _F32, *[_I32] * 2),
     "moonlet_gated_rms_norm_f32": (*[_POINTER] * 4, *[_I64] * 2, _F32, *[_I32] * 2),
+    "moonlet_mla_absorbed_scratch": (*[_POINTER] * 2, *[_I64] * 6, *[_I32] * 2),
+    "moonlet_mla_absorbed": (*[_POINTER] * 6, _I32, *[_POINTER] * 3, *[_I64] * 11, *[_I32] * 2),
+    "moonlet_mla_expanded_scratch": (*[_POINTER] * 3, *[_I64] * 6, *[_I32] * 2),
+    "moonlet_mla_expanded": (*[_POINTER] * 6, _I32, *[_POINTER] * 3, *[_I64] * 10, *[_I32] * 2),
 }
 """Argument types of every function in `csrc/moonlet.h`; each returns an int32."""
 

@@ -103,10 +103,16 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
         _cpu("kda.cpu:kda_step", _asks("kda.cpu")),
         *_op(("reference", "kda.reference:kda_step")),
     ),
-    "mla_prefill": _op(
-        ("reference", "mla.reference:mla_prefill"), ("blockwise", "mla.blockwise:mla_prefill")
+    "mla_prefill": (
+        _cpu("mla.cpu:mla_prefill"),
+        *_op(
+            ("reference", "mla.reference:mla_prefill"), ("blockwise", "mla.blockwise:mla_prefill")
+        ),
     ),
-    "mla_decode": _op(("reference", "mla.reference:mla_decode")),
+    "mla_decode": (
+        _cpu("mla.cpu:mla_decode"),
+        *_op(("reference", "mla.reference:mla_decode")),
+    ),
     "attn_res_mix": (
         _cpu("attn_res.cpu:attn_res_mix"),
         *_op(("reference", "attn_res.reference:attn_res_mix")),

@@ -82,27 +82,21 @@ class GatedMLA(nn.Module):
 
     def _attend(self, q_THQ: Tensor, meta: BatchMeta, cache: MLACache) -> Tensor:
         """Absorbed attention for decode rows, expanded attention for the rest."""
-        latent, shared, lengths = cache.view(meta)
+        pages = cache.view(meta)
         kv_b_HOR = self.kv_b_proj.weight.unflatten(0, (self.num_heads, -1))
         decode, other = meta.parts
         outputs: list[Tensor] = []
         rows: list[Tensor] = []
         if decode is not None:
-            seqs = decode.seqs
-            context = (latent, shared) if decode.is_whole else (latent[seqs], shared[seqs])
-            outputs.append(
-                self._kernels.mla_decode(q_THQ[decode.rows], *context, kv_b_HOR, lengths[seqs])
-            )
+            context = pages if decode.is_whole else pages.select(decode.seqs)
+            queries = q_THQ if decode.is_whole else q_THQ[decode.rows]
+            outputs.append(self._kernels.mla_decode(queries, context, kv_b_HOR))
             rows.append(decode.rows)
         if other is not None:
-            seqs = other.seqs
-            context = (latent, shared) if other.is_whole else (latent[seqs], shared[seqs])
+            context = pages if other.is_whole else pages.select(other.seqs)
             queries = q_THQ if other.is_whole else q_THQ[other.rows]
             observe = self.training and self.max_logit_observer is not None
-            starts = meta.start_positions_S[seqs]
-            result = self._kernels.mla_prefill(
-                queries, *context, kv_b_HOR, starts, other.ragged, observe
-            )
+            result = self._kernels.mla_prefill(queries, context, kv_b_HOR, other.ragged, observe)
             if observe and self.max_logit_observer is not None:
                 self.max_logit_observer(result.max_score_H)
             outputs.append(result.o_THV)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import CapacityError, ShapeError
+from moonlet.kernels.mla.pages import LatentPages
 from moonlet.model.state import BatchMeta, KDAState, MLACache
 
 __all__ = ["DenseState", "NoState"]
@@ -51,19 +52,29 @@ class _ZeroKDA:
 
 
 class _BatchMLA:
-    """MLA rows of this batch only."""
+    """MLA rows of this batch only, in the graph of the running forward: one row per page."""
 
     def __init__(self) -> None:
-        self._rows: tuple[Tensor, Tensor] | None = None
+        self._rows_TC: Tensor | None = None
+        self._latent_size = 0
 
     def append(self, meta: BatchMeta, latent_TR: Tensor, k_shared_TP: Tensor) -> None:
-        self._rows = (latent_TR, k_shared_TP)
+        self._rows_TC = torch.cat([latent_TR, k_shared_TP], dim=1)
+        self._latent_size = latent_TR.shape[1]
 
-    def view(self, meta: BatchMeta) -> tuple[Tensor, Tensor, Tensor]:
-        if self._rows is None:
+    def view(self, meta: BatchMeta) -> LatentPages:
+        if self._rows_TC is None:
             raise ShapeError("view() before append()")
-        (latent, shared), self._rows = self._rows, None
-        return meta.ragged.pad(latent), meta.ragged.pad(shared), meta.ragged.lens_S
+        rows_TC, self._rows_TC = self._rows_TC, None
+        ragged = meta.ragged
+        position_M = torch.arange(ragged.max_len, device=rows_TC.device)
+        row_SM = ragged.starts_S[:, None] + position_M
+        return LatentPages(
+            rows_GLC=rows_TC[:, None],
+            table_SB=row_SM.clamp_(max=ragged.num_rows - 1),
+            lengths_S=ragged.lens_S,
+            latent_size=self._latent_size,
+        )
 
 
 class NoState:
@@ -135,28 +146,27 @@ class _DenseKDA:
 
 
 class _DenseMLA:
-    def __init__(self, latent: Tensor, shared: Tensor) -> None:
-        self.latent = latent
-        self.shared = shared
+    """Rows ``[latent | shared key]`` of every slot: a slot is one page."""
+
+    def __init__(self, rows_GLC: Tensor, latent_size: int) -> None:
+        self.rows_GLC = rows_GLC
+        self._latent_size = latent_size
 
     def append(self, meta: BatchMeta, latent_TR: Tensor, k_shared_TP: Tensor) -> None:
-        longest, room = (
-            int((meta.start_positions_S + meta.ragged.lens_S).max()),
-            len(self.latent[0]),
-        )
+        longest = int((meta.start_positions_S + meta.ragged.lens_S).max())
+        room = self.rows_GLC.shape[1]
         if longest > room:
             raise CapacityError(f"a sequence of {longest} rows does not fit into {room}")
-        slots = meta.slots_S[meta.ragged.seq_of_T]
-        self.latent[slots, meta.positions_T] = latent_TR.detach().to(self.latent.dtype)
-        self.shared[slots, meta.positions_T] = k_shared_TP.detach().to(self.shared.dtype)
+        slots_T = meta.slots_S[meta.ragged.seq_of_T]
+        rows_TC = torch.cat([latent_TR.detach(), k_shared_TP.detach()], dim=1)
+        self.rows_GLC[slots_T, meta.positions_T] = rows_TC.to(self.rows_GLC.dtype)
 
-    def view(self, meta: BatchMeta) -> tuple[Tensor, Tensor, Tensor]:
-        lengths = meta.start_positions_S + meta.ragged.lens_S
-        longest = int(lengths.max())
-        return (
-            self.latent[meta.slots_S, :longest],
-            self.shared[meta.slots_S, :longest],
-            lengths,
+    def view(self, meta: BatchMeta) -> LatentPages:
+        return LatentPages(
+            rows_GLC=self.rows_GLC,
+            table_SB=meta.slots_S[:, None],
+            lengths_S=meta.start_positions_S + meta.ragged.lens_S,
+            latent_size=self._latent_size,
         )
 
 
@@ -193,8 +203,8 @@ class DenseState:
         }
         self.mla_layers = {
             layer: _DenseMLA(
-                torch.zeros(num_slots, max_len, mla.kv_lora_rank, dtype=dtype, device=device),
-                torch.zeros(num_slots, max_len, mla.qk_rope_head_dim, dtype=dtype, device=device),
+                torch.zeros(num_slots, max_len, mla.cache_size, dtype=dtype, device=device),
+                mla.kv_lora_rank,
             )
             for layer in config.mla_layers
         }

@@ -6,8 +6,8 @@ own implementations. A tentative sequence (a verification window) is run without
 recurrent state until `ModelState.commit` keeps the first rows of it.
 
 Letters: T packed rows, S sequences of the batch, H heads, K = V = KDA head width, C = 3 H K
-convolution channels (q, k, v), W carried inputs, N padded context, R kv_lora_rank, P shared key
-width, E emitted rows, Q rows whose logits are wanted.
+convolution channels (q, k, v), W carried inputs, R kv_lora_rank, P shared key width, E emitted
+rows, Q rows whose logits are wanted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from moonlet.core.errors import ShapeError
+from moonlet.kernels.mla.pages import LatentPages
 from moonlet.kernels.ragged import Ragged
 
 __all__ = ["BatchMeta", "KDAState", "MLACache", "ModelState"]
@@ -237,10 +238,10 @@ class MLACache(Protocol):
         """Write rows ``[start, start + len)`` of every sequence; what lay beyond is void."""
         ...
 
-    def view(self, meta: BatchMeta) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``latent_SNR``, ``k_shared_SNP`` and int64 ``lengths_S``.
+    def view(self, meta: BatchMeta) -> LatentPages:
+        """Return where the context of every sequence lies, the rows just appended included.
 
-        Includes the rows just appended; padding beyond a length is finite. Valid until the next
+        Nothing is copied: the object reads the cache's own memory and is valid until the next
         `append`.
         """
         ...

@@ -2,10 +2,10 @@
 
 A `KDAArena` keeps one layer's recurrent states and convolution tails by slot; an `MLAArena` keeps
 one layer's latent rows by page. Fresh memory is never trusted: a slot counts as zero until its
-sequence has stored something, and a page is cleared when its first row is written, so neither what
-the allocator left nor what a former owner wrote (possibly NaN) can reach a result.
+sequence has stored something, and of a page only the rows below a sequence's length are read, so
+neither what the allocator left nor what a former owner wrote (possibly NaN) can reach a result.
 
-Letters as in `model.state`; G slots, B pages per sequence, L rows per page.
+Letters as in `model.state`; G slots or pages, B pages per sequence, L rows per page, C row width.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from moonlet.core.config import KDAConfig, MLAConfig
 from moonlet.core.errors import ShapeError
 from moonlet.engine.cache.pages import NULL_PAGE
+from moonlet.kernels.mla.pages import LatentPages
 from moonlet.model.state import BatchMeta
 
 __all__ = ["BlockTables", "KDAArena", "MLAArena", "StepIndex"]
@@ -30,10 +31,8 @@ class StepIndex:
         fresh_S: Which sequences start at position 0; None where none does.
         settled_S: Indices of the sequences that are not tentative; None where all are settled.
         rows_T: Row of each packed token in an arena flattened to ``[pages * L]``.
-        fresh_pages: Pages whose first row this batch writes; None where there is none.
-        table_SB: Pages of each sequence up to its new length, the null page beyond.
+        table_SB: Pages of each sequence, as many as the longest one needs.
         lengths_S: Rows of each sequence after this batch.
-        longest: The largest of them.
     """
 
     def __init__(self, meta: BatchMeta, table_GB: Tensor, page_size: int) -> None:
@@ -43,21 +42,15 @@ class StepIndex:
         self.fresh_S = fresh_S if bool(fresh_S.any()) else None
         self.settled_S = (~meta.tentative_S).nonzero()[:, 0] if any(meta.tentative) else None
         self.lengths_S = starts + meta.ragged.lens_S
-        self.longest = int(self.lengths_S.max())
         pages_SB = table_GB.index_select(0, meta.slots_S)
         positions_T = meta.positions_T
         owner_T = pages_SB.index_select(0, meta.ragged.seq_of_T)
         page_T = owner_T.gather(1, (positions_T // page_size).unsqueeze(1)).squeeze(1)
         if bool((page_T == NULL_PAGE).any()):
             raise ShapeError("a row lies beyond the pages that its sequence was given")
-        offset_T = positions_T % page_size
-        self.rows_T = page_T * page_size + offset_T
-        begins_T = offset_T == 0
-        self.fresh_pages = page_T[begins_T] if bool(begins_T.any()) else None
-        num_pages = -(-self.longest // page_size)
-        first_row_B = torch.arange(num_pages, device=starts.device) * page_size
-        is_beyond_SB = first_row_B >= self.lengths_S.unsqueeze(1)
-        self.table_SB = pages_SB[:, :num_pages].masked_fill(is_beyond_SB, NULL_PAGE)
+        self.rows_T = page_T * page_size + positions_T % page_size
+        num_pages = -(-int(self.lengths_S.max()) // page_size)
+        self.table_SB = pages_SB[:, :num_pages].contiguous()
 
 
 class BlockTables:
@@ -206,26 +199,23 @@ class MLAArena:
         device: torch.device | str,
     ) -> None:
         shape = (num_pages + 1, tables.page_size, mla.cache_size)
-        self.pages_GLR = torch.empty(shape, dtype=dtype, device=device)
-        self.pages_GLR[NULL_PAGE] = 0
-        self._latent_width = mla.kv_lora_rank
+        self.pages_GLC = torch.empty(shape, dtype=dtype, device=device)
+        self.pages_GLC[NULL_PAGE] = 0
+        self._latent_size = mla.kv_lora_rank
         self._tables = tables
 
     def append(self, meta: BatchMeta, latent_TR: Tensor, k_shared_TP: Tensor) -> None:
-        """Write the batch's rows; a page is cleared when its first row is written."""
-        index = self._tables.index(meta)
-        if index.fresh_pages is not None:
-            self.pages_GLR.index_fill_(0, index.fresh_pages, 0)
-        row_TR = torch.cat([latent_TR.detach(), k_shared_TP.detach()], dim=1)
-        flat = self.pages_GLR.view(-1, self.pages_GLR.shape[2])
-        flat.index_copy_(0, index.rows_T, row_TR.to(flat.dtype))
+        """Write the batch's rows to the pages of their sequences."""
+        row_TC = torch.cat([latent_TR.detach(), k_shared_TP.detach()], dim=1)
+        flat = self.pages_GLC.view(-1, self.pages_GLC.shape[2])
+        flat.index_copy_(0, self._tables.index(meta).rows_T, row_TC.to(flat.dtype))
 
-    def view(self, meta: BatchMeta) -> tuple[Tensor, Tensor, Tensor]:
-        """Gather each sequence's rows, padded with rows of cleared pages to the longest one."""
+    def view(self, meta: BatchMeta) -> LatentPages:
+        """Return the arena itself and the batch's part of the block table; nothing is copied."""
         index = self._tables.index(meta)
-        num_seqs, num_pages = index.table_SB.shape
-        gathered = self.pages_GLR.index_select(0, index.table_SB.flatten())
-        rows_SNR = gathered.view(num_seqs, num_pages * self._tables.page_size, -1)
-        rows_SNR = rows_SNR[:, : index.longest]
-        latent_SNR = rows_SNR[..., : self._latent_width]
-        return latent_SNR, rows_SNR[..., self._latent_width :], index.lengths_S
+        return LatentPages(
+            rows_GLC=self.pages_GLC,
+            table_SB=index.table_SB,
+            lengths_S=index.lengths_S,
+            latent_size=self._latent_size,
+        )

@@ -131,6 +131,6 @@ class PagedState:
         assert len(set(bound)) == len(bound), "a page is bound to two slots"
         assert all(1 <= page <= self.num_pages for page in bound), "a page is out of range"
         for mla in self._mla.values():
-            assert not bool(mla.pages_GLR[NULL_PAGE].any()), "the null page was written"
+            assert not bool(mla.pages_GLC[NULL_PAGE].any()), "the null page was written"
         for kda in self._kda.values():
             assert not kda.is_pending, "a tentative window is still open"

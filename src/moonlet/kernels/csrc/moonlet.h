@@ -286,6 +286,47 @@ MOONLET_API int32_t moonlet_gated_rms_norm_f32(const float* x, const float* weig
                                                const float* gate, float* out, int64_t num_rows,
                                                int64_t size, float eps, int32_t isa_level,
                                                int32_t num_threads);
+/* Gated MLA inference (model.md section 3.4) over pages of float32 rows [latent | shared key]: row
+ * n of sequence s is row n % page_size of page table[s * pages_per_seq + n / page_size]. Only the
+ * first lengths[.] rows of a sequence are read. kv_b is [num_heads, nope_size + value_size,
+ * latent_size], float32 or bfloat16 as is_bfloat16 says. Queries are [rows, num_heads, nope_size +
+ * shared_size], outputs [rows, num_heads, value_size]; max_score [rows, num_heads] receives the
+ * largest scaled score of each query, or is null. scratch has scratch_size floats, at least what
+ * the function's namesake says for the same sizes and threads. Results do not depend on threads.
+ *
+ * Absorbed: query row t sees the first lengths[t] rows of sequence seqs[t]. Scratch: at most 128
+ * times (padded_heads * (latent_size + shared_size) + num_heads * (latent_size + 16) + 32) floats,
+ * and a few blocks per thread. */
+MOONLET_API int32_t moonlet_mla_absorbed_scratch(const int64_t* lengths, int64_t* num_floats,
+                                                 int64_t num_rows, int64_t num_heads,
+                                                 int64_t nope_size, int64_t shared_size,
+                                                 int64_t value_size, int64_t latent_size,
+                                                 int32_t isa_level, int32_t num_threads);
+
+MOONLET_API int32_t moonlet_mla_absorbed(
+    const float* q, const float* rows, const int64_t* table, const int64_t* seqs,
+    const int64_t* lengths, const void* kv_b, int32_t is_bfloat16, float* out, float* max_score,
+    float* scratch, int64_t scratch_size, int64_t num_rows, int64_t num_seqs, int64_t num_pages,
+    int64_t page_size, int64_t pages_per_seq, int64_t num_heads, int64_t nope_size,
+    int64_t shared_size, int64_t value_size, int64_t latent_size, int32_t isa_level,
+    int32_t num_threads);
+
+/* Expanded: query rows [starts[s], starts[s + 1]) are the last rows of sequence s and causal among
+ * themselves. Scratch: per thread one head's weights, at most 2048 queries with their outputs, and
+ * a few blocks. */
+MOONLET_API int32_t moonlet_mla_expanded_scratch(const int64_t* starts, const int64_t* lengths,
+                                                 int64_t* num_floats, int64_t num_seqs,
+                                                 int64_t num_heads, int64_t nope_size,
+                                                 int64_t shared_size, int64_t value_size,
+                                                 int64_t latent_size, int32_t isa_level,
+                                                 int32_t num_threads);
+
+MOONLET_API int32_t moonlet_mla_expanded(
+    const float* q, const float* rows, const int64_t* table, const int64_t* starts,
+    const int64_t* lengths, const void* kv_b, int32_t is_bfloat16, float* out, float* max_score,
+    float* scratch, int64_t scratch_size, int64_t num_seqs, int64_t num_pages, int64_t page_size,
+    int64_t pages_per_seq, int64_t num_heads, int64_t nope_size, int64_t shared_size,
+    int64_t value_size, int64_t latent_size, int32_t isa_level, int32_t num_threads);
 
 #ifdef __cplusplus
 }

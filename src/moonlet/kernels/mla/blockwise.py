@@ -6,9 +6,9 @@ bounding square of each sequence. The backward keeps the attention weights of th
 
     dV = P^T dO      dP = dO V^T      dS = P (dP - rowsum(dO O))      dQ = dS K      dK = dS^T Q
 
-Letters: T packed rows, S sequences, N longest context, J packed context rows, H heads,
-Q = nope + shared query width, R kv_lora_rank, P shared key width, V value width,
-O = nope + V rows of kv_b per head, B rows of a block, C context rows a block reads.
+Letters: T packed rows, S sequences, J packed context rows, H heads, Q = nope + shared query width,
+R kv_lora_rank, P shared key width, V value width, O = nope + V rows of kv_b per head, F = H O,
+B rows of a block, C context rows a block reads.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from moonlet.kernels.mla.pages import LatentPages
 from moonlet.kernels.mla.reference import MLAPrefillResult
 from moonlet.kernels.ragged import Ragged
 
@@ -99,24 +100,19 @@ class _CausalAttention(torch.autograd.Function):
 
 def mla_prefill(
     q_THQ: Tensor,
-    latent_SNR: Tensor,
-    k_shared_SNP: Tensor,
+    pages: LatentPages,
     kv_b_HOR: Tensor,
-    start_positions_S: Tensor,
     ragged: Ragged,
     with_max_score: bool = False,
 ) -> MLAPrefillResult:
     """Arguments and result as in `reference.mla_prefill`."""
-    starts = start_positions_S.tolist()
-    lengths = [n + start for n, start in zip(ragged.seq_lens, starts, strict=True)]
-    context = Ragged.build(lengths, ragged.device)
-    if context.max_len < latent_SNR.shape[1]:
-        latent_SNR = latent_SNR[:, : context.max_len]
-        k_shared_SNP = k_shared_SNP[:, : context.max_len]
-    latent_JR, shared_JP = context.unpad(latent_SNR), context.unpad(k_shared_SNP)
+    lengths = pages.context.seq_lens
+    starts = [length - n for length, n in zip(lengths, ragged.seq_lens, strict=True)]
+    latent_JR, shared_JP = pages.packed()
     heads, width, _ = kv_b_HOR.shape
-    nope = q_THQ.shape[-1] - shared_JP.shape[-1]
-    expanded_JHO = (latent_JR @ kv_b_HOR.flatten(0, 1).mT).unflatten(-1, (heads, width))
+    nope = q_THQ.shape[-1] - pages.shared_size
+    weight_FR = kv_b_HOR.flatten(0, 1).to(latent_JR.dtype)
+    expanded_JHO = (latent_JR @ weight_FR.mT).unflatten(-1, (heads, width))
     shared_JHP = shared_JP[:, None].expand(-1, heads, -1)
     k_HJQ = torch.cat([expanded_JHO[..., :nope], shared_JHP], dim=-1).transpose(0, 1)
     v_HJV = expanded_JHO[..., nope:].transpose(0, 1)

@@ -4,6 +4,9 @@ Keys and values of every head come from one cached latent per token; a second ca
 key is shared by all heads. Prefill expands the latent to per-head keys and values; decode absorbs
 the expansion into the query and the output instead. Both give the same result up to rounding.
 
+The context comes as `LatentPages`, whose last rows of each sequence are those of the queries. The
+expansion may be coarser than the activations (bfloat16 as published); it is widened exactly.
+
 Letters: T packed rows, S sequences, M longest new part, N longest context, H heads,
 Q = nope + shared query width, R kv_lora_rank, P shared key width, V value width,
 O = nope + V rows of kv_b per head.
@@ -16,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from moonlet.kernels.mla.pages import LatentPages
 from moonlet.kernels.ragged import Ragged
 
 __all__ = ["MLAPrefillResult", "mla_decode", "mla_prefill"]
@@ -30,10 +34,8 @@ class MLAPrefillResult(NamedTuple):
 
 def mla_prefill(
     q_THQ: Tensor,
-    latent_SNR: Tensor,
-    k_shared_SNP: Tensor,
+    pages: LatentPages,
     kv_b_HOR: Tensor,
-    start_positions_S: Tensor,
     ragged: Ragged,
     with_max_score: bool = False,
 ) -> MLAPrefillResult:
@@ -41,26 +43,26 @@ def mla_prefill(
 
     Args:
         q_THQ: Queries, nope part first.
-        latent_SNR: Normalised latents of the context including the new rows.
-        k_shared_SNP: Key part shared by all heads, same rows.
+        pages: Context including the new rows, which are the last ones of every sequence.
         kv_b_HOR: Expansion; the first nope rows of a head give its key, the rest its value.
-        start_positions_S: Context length before the new rows.
         ragged: Borders of the new rows.
         with_max_score: Whether to report the largest score per head (QK-Clip).
 
     Returns:
         Output in the dtype of ``q_THQ``; softmax in float32, weights rounded to that dtype.
     """
-    nope = q_THQ.shape[-1] - k_shared_SNP.shape[-1]
+    latent_SNR, k_shared_SNP = pages.padded()
+    nope = q_THQ.shape[-1] - pages.shared_size
     expanded = torch.einsum("snr,hor->shno", latent_SNR, kv_b_HOR.to(latent_SNR.dtype))
     k_nope, value = expanded.split([nope, kv_b_HOR.shape[1] - nope], dim=-1)
     q_SHMQ = ragged.pad(q_THQ).transpose(1, 2)
-    q_nope, q_shared = q_SHMQ.split([nope, k_shared_SNP.shape[-1]], dim=-1)
+    q_nope, q_shared = q_SHMQ.split([nope, pages.shared_size], dim=-1)
     scores = q_nope @ k_nope.transpose(-1, -2)
     scores = scores + q_shared @ k_shared_SNP.transpose(-1, -2)[:, None]
     scores = scores.float() * q_THQ.shape[-1] ** -0.5
     context = torch.arange(latent_SNR.shape[1], device=q_THQ.device)
-    last_SM = start_positions_S[:, None] + torch.arange(ragged.max_len, device=q_THQ.device)
+    start_S = pages.lengths_S - ragged.lens_S
+    last_SM = start_S[:, None] + torch.arange(ragged.max_len, device=q_THQ.device)
     hidden_SMN = context > last_SM[..., None]
     scores = scores.masked_fill(hidden_SMN[:, None], float("-inf"))
     max_score = None
@@ -73,33 +75,27 @@ def mla_prefill(
     return MLAPrefillResult(ragged.unpad(o_SMHV), max_score)
 
 
-def mla_decode(
-    q_SHQ: Tensor,
-    latent_SNR: Tensor,
-    k_shared_SNP: Tensor,
-    kv_b_HOR: Tensor,
-    lengths_S: Tensor,
-) -> Tensor:
+def mla_decode(q_SHQ: Tensor, pages: LatentPages, kv_b_HOR: Tensor) -> Tensor:
     """Absorbed attention of one new row per sequence.
 
     Args:
         q_SHQ: Queries, nope part first.
-        latent_SNR: Normalised latents of the context including the new row.
-        k_shared_SNP: Key part shared by all heads, same rows.
+        pages: Context including the new row.
         kv_b_HOR: Expansion as in `mla_prefill`.
-        lengths_S: Context length including the new row; later rows of the context are ignored.
 
     Returns:
         ``[S, H, V]`` in the dtype of ``q_SHQ``.
     """
-    nope = q_SHQ.shape[-1] - k_shared_SNP.shape[-1]
-    kv_b_HOR = kv_b_HOR.to(latent_SNR.dtype)
-    w_key, w_value = kv_b_HOR.split([nope, kv_b_HOR.shape[1] - nope], dim=1)
+    latent_SNR, k_shared_SNP = pages.padded()
+    nope = q_SHQ.shape[-1] - pages.shared_size
+    weight_HOR = kv_b_HOR.to(q_SHQ.dtype)
+    w_key, w_value = weight_HOR.split([nope, kv_b_HOR.shape[1] - nope], dim=1)
     absorbed = torch.einsum("shq,hqr->shr", q_SHQ[..., :nope], w_key)
     scores = absorbed @ latent_SNR.transpose(-1, -2)
     scores = scores + q_SHQ[..., nope:] @ k_shared_SNP.transpose(-1, -2)
     scores = scores.float() * q_SHQ.shape[-1] ** -0.5
     context = torch.arange(latent_SNR.shape[1], device=q_SHQ.device)
-    scores = scores.masked_fill((context >= lengths_S[:, None])[:, None], float("-inf"))
+    is_beyond = context >= pages.lengths_S[:, None]
+    scores = scores.masked_fill(is_beyond[:, None], float("-inf"))
     weights = torch.softmax(scores, dim=-1).to(latent_SNR.dtype)
     return torch.einsum("shr,hvr->shv", weights @ latent_SNR, w_value)

@@ -67,13 +67,13 @@ template <int M>
 MOONLET_INLINE void combine(const float* const* sources, int64_t num_sources, int64_t offset,
                             const float* weights, float* out, int64_t stride, int64_t size) {
   int64_t i = 0;
-  for (; i + kPartLanes <= size; i += kPartLanes) {
-    Part sum[M] = {};
+  for (; i + kLanes <= size; i += kLanes) {
+    Lanes sum[M] = {};
     for (int64_t n = 0; n < num_sources; ++n) {
-      const Part x = load_part(sources[n] + offset + i);
+      const Lanes x = load(sources[n] + offset + i);
       for (int m = 0; m < M; ++m) sum[m] += weights[m * kMaxDepthSources + n] * x;
     }
-    for (int m = 0; m < M; ++m) store_part(out + m * stride + i, sum[m]);
+    for (int m = 0; m < M; ++m) store(out + m * stride + i, sum[m]);
   }
   for (; i < size; ++i) {
     for (int m = 0; m < M; ++m) {

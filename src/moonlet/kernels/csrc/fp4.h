@@ -1,9 +1,9 @@
 // Four MXFP4 groups in registers, and rounding of activations in the same order of elements.
 //
 // Like lanes.h: every level gets its private copy (anonymous namespace). A block is 128 elements of
-// a row. Part j of a block holds the elements 8 i + j in its lanes i: taking nibble j of sixteen
-// 32-bit words needs one shift and one lookup, and lanes 4 g .. 4 g + 3 belong to group g. Rows that
-// are multiplied with such weights are permuted once into the same order.
+// a row, in eight parts of sixteen. Part j holds the elements 8 i + j at its places i: taking nibble j
+// of sixteen 32-bit words needs one shift and one lookup, and places 4 g .. 4 g + 3 belong to group g.
+// Rows that are multiplied with such weights are permuted once into the same order.
 #pragma once
 
 #include <stdint.h>
@@ -11,7 +11,7 @@
 
 #include "lanes.h"
 
-#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -21,6 +21,7 @@ namespace {
 
 constexpr int64_t kBlock = 128;
 constexpr int kParts = 8;
+constexpr int64_t kPartSize = 16;
 constexpr int64_t kGroupsPerBlock = 4;
 constexpr int64_t kGroupBytes = 16;
 // bits of 2^-127, which the scale byte 0 stands for
@@ -29,10 +30,10 @@ constexpr uint32_t kSmallestScale = 0x00400000u;
 // Place of element k in a permuted row.
 MOONLET_INLINE int64_t permuted(int64_t k) {
   const int64_t in_block = k % kBlock;
-  return k - in_block + in_block % kParts * kLanes + in_block / kParts;
+  return k - in_block + in_block % kParts * kPartSize + in_block / kParts;
 }
 
-#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+#if defined(__AVX512F__)
 
 typedef __m512i RawBlock;
 
@@ -68,43 +69,6 @@ MOONLET_INLINE Lanes block_part(RawBlock raw, Lanes values) {
   return reinterpret_cast<Lanes>(_mm512_permutexvar_ps(
       J == 0 ? raw : _mm512_srli_epi32(raw, 4 * J), reinterpret_cast<__m512>(values)));
 }
-
-#else
-
-struct RawBlock {
-  uint8_t bytes[kGroupsPerBlock * kGroupBytes];
-};
-
-MOONLET_INLINE Lanes code_values() { return Lanes{}; }
-
-MOONLET_INLINE RawBlock load_block(const uint8_t* packed, int64_t groups) {
-  RawBlock raw = {};
-  memcpy(raw.bytes, packed, (groups < kGroupsPerBlock ? groups : kGroupsPerBlock) * kGroupBytes);
-  return raw;
-}
-
-MOONLET_INLINE Lanes load_scales(const uint8_t* scale, int64_t groups) {
-  Lanes lanes = {};
-  for (int i = 0; i < kLanes; ++i) {
-    const uint32_t byte = i / 4 < groups ? scale[i / 4] : 0;
-    const uint32_t bits = byte ? byte << 23 : kSmallestScale;
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    lanes[i] = value;
-  }
-  return lanes;
-}
-
-template <int J>
-MOONLET_INLINE Lanes block_part(const RawBlock& raw, Lanes) {
-  static const float kValues[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-  Lanes part;
-  for (int i = 0; i < kLanes; ++i) part[i] = kValues[raw.bytes[4 * i + J / 2] >> J % 2 * 4 & 15];
-  return part;
-}
-
-#endif
 
 // The largest magnitude of each group of a permuted block, in the four lanes of the group.
 MOONLET_INLINE Lanes group_maxima(const Lanes (&part)[kParts]) {
@@ -169,6 +133,106 @@ MOONLET_INLINE void round_int8(Lanes (&part)[kParts]) {
     part[j] = choose(is_finite, rounded, fill(__builtin_nanf("")));
   }
 }
+
+MOONLET_INLINE void round_block(float* block, int32_t mode) {
+  Lanes part[kParts];
+  for (int j = 0; j < kParts; ++j) part[j] = load(block + j * kPartSize);
+  if (mode == 3) {
+    round_int8(part);
+  } else {
+    round_mxfp8(part, mode == 2);
+  }
+  for (int j = 0; j < kParts; ++j) store(block + j * kPartSize, part[j]);
+}
+
+#else
+
+// Values of up to four groups in permuted order, scaled; absent groups are zeros.
+MOONLET_INLINE void decode_block(const uint8_t* packed, const uint8_t* scale, int64_t groups,
+                                 float* block) {
+  static const float kValues[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  for (int64_t i = 0; i < kPartSize; ++i) {
+    if (i / 4 >= groups) {
+      for (int j = 0; j < kParts; ++j) block[j * kPartSize + i] = 0.0f;
+      continue;
+    }
+    const uint32_t byte = scale[i / 4];
+    const uint32_t bits = byte ? byte << 23 : kSmallestScale;
+    float factor;
+    memcpy(&factor, &bits, sizeof(factor));
+    for (int j = 0; j < kParts; j += 2) {
+      const uint8_t two = packed[4 * i + j / 2];
+      block[j * kPartSize + i] = kValues[two & 15] * factor;
+      block[(j + 1) * kPartSize + i] = kValues[two >> 4] * factor;
+    }
+  }
+}
+
+MOONLET_INLINE float with_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+MOONLET_INLINE uint32_t bits_of(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+// Rounds x to E4M3 at a scale of one: three bits below the leading one, and 2^-9 for subnormals.
+MOONLET_INLINE float round_e4m3(float x) {
+  x = x > 448.0f ? 448.0f : x < -448.0f ? -448.0f : x;
+  const float power = with_bits(bits_of(x) & 0x7F800000u);
+  const float quantum = (power < 0.015625f ? 0.015625f : power) * 0.125f;
+  const float magic = quantum * 12582912.0f;
+  return (x + magic) - magic;
+}
+
+// Rounds a permuted block to MXFP8 (mode 1 ceil, 2 floor; kernels/mxfp8.py) or int8 groups (3). A
+// group that is not finite becomes NaN.
+MOONLET_INLINE void round_block(float* block, int32_t mode) {
+  for (int64_t g = 0; g < kGroupsPerBlock; ++g) {
+    float most = 0.0f;
+    bool is_finite = true;
+    for (int64_t k = 0; k < 32; ++k) {
+      const float size = with_bits(bits_of(block[k / 4 * kPartSize + 4 * g + k % 4]) & 0x7FFFFFFFu);
+      is_finite = is_finite && bits_of(size) < 0x7F800000u;
+      most = size > most ? size : most;
+    }
+    float scale, inverse;
+    if (mode == 3) {
+      scale = most * (1.0f / 127.0f);
+      inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    } else {
+      int32_t biased;
+      if (mode == 2) {
+        biased = static_cast<int32_t>(bits_of(most) >> 23) - 8;
+      } else {
+        const uint32_t bits = bits_of(most / 448.0f);
+        biased = bits > kSmallestScale ? static_cast<int32_t>((bits + 0x7FFFFFu) >> 23) : 0;
+      }
+      biased = biased > 0 ? biased : 0;
+      scale = with_bits(biased ? static_cast<uint32_t>(biased) << 23 : kSmallestScale);
+      inverse = with_bits(static_cast<uint32_t>(254 - biased) << 23);
+    }
+    for (int64_t k = 0; k < 32; ++k) {
+      float* x = block + k / 4 * kPartSize + 4 * g + k % 4;
+      if (!is_finite) {
+        *x = __builtin_nanf("");
+      } else if (mode == 3) {
+        const float y = *x * inverse;
+        const float limited = y > 127.0f ? 127.0f : y < -127.0f ? -127.0f : y;
+        *x = ((limited + 12582912.0f) - 12582912.0f) * scale;
+      } else {
+        *x = round_e4m3(*x * inverse) * scale;
+      }
+    }
+  }
+}
+
+#endif
 
 }  // namespace
 }  // namespace MOONLET_ISA

@@ -3,9 +3,9 @@
 // Like lanes.h: every level gets its private copy (anonymous namespace). Include after lanes.h,
 // inside a file that is compiled once per level.
 //
-//   y[rows][32] (+)= x[rows][depth] panel[depth][32]
+//   y[rows][W] (+)= x[rows][depth] panel[depth][W]
 //
-// A panel holds 32 output columns, depth-major, so that a step of the depth is two vector loads
+// A panel holds W output columns, two vectors, depth-major, so that a step of the depth is two vector loads
 // shared by all rows of the tile; the x values are broadcast from memory.
 #pragma once
 
@@ -21,12 +21,10 @@ namespace {
 constexpr int64_t kPanelWidth = 2 * kLanes;
 
 // Rows of the largest tile: with its two panel vectors it fills the registers of the level.
-#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+#if defined(__AVX512F__)
 constexpr int kTileRows = 12;
-#elif defined(MOONLET_ISA_avx2)
-constexpr int kTileRows = 3;
 #else
-constexpr int kTileRows = 2;
+constexpr int kTileRows = 6;
 #endif
 
 template <int M>
@@ -51,7 +49,7 @@ MOONLET_INLINE void panel_tile(const float* x, int64_t ldx, const float* panel, 
   }
 }
 
-// y[rows][32] (+)= x panel.
+// y[rows][W] (+)= x panel.
 __attribute__((noinline)) void panel_rows(const float* x, int64_t ldx, const float* panel,
                                           int64_t depth, float* y, int64_t ldy, int64_t rows,
                                           bool adds) {
@@ -59,7 +57,7 @@ __attribute__((noinline)) void panel_rows(const float* x, int64_t ldx, const flo
   for (; i + kTileRows <= rows; i += kTileRows) {
     panel_tile<kTileRows>(x + i * ldx, ldx, panel, depth, y + i * ldy, ldy, adds);
   }
-#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+#if defined(__AVX512F__)
   for (; i + 4 <= rows; i += 4) {
     panel_tile<4>(x + i * ldx, ldx, panel, depth, y + i * ldy, ldy, adds);
   }
@@ -67,7 +65,7 @@ __attribute__((noinline)) void panel_rows(const float* x, int64_t ldx, const flo
   for (; i < rows; ++i) panel_tile<1>(x + i * ldx, ldx, panel, depth, y + i * ldy, ldy, adds);
 }
 
-#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+#if defined(__AVX512F__)
 
 // Exchanges rows i, i + S at the lanes that differ in bit S.
 template <int S>

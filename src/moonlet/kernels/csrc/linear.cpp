@@ -1,7 +1,7 @@
 // y = x W^T for weights as they are stored: float32, bfloat16 or int8 with a scale per output.
 //
 // Few rows: every weight is read once from memory and widened in registers; the sum runs over
-// sixteen lanes of the input axis. Many rows: blocks of the weight are widened and transposed once
+// the lanes of a vector along the input axis. Many rows: blocks of the weight are widened and transposed once
 // into panels (gemm.h). In both, an output depends on its own row and weights only, summed in one
 // order, whatever the pieces that threads take.
 #include "linear.h"
@@ -9,7 +9,7 @@
 #include "gemm.h"
 #include "lanes.h"
 
-#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -24,7 +24,7 @@ constexpr int kStreamedTile = 6;
 
 MOONLET_INLINE Lanes widen(const float* p) { return load(p); }
 
-#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+#if defined(__AVX512F__)
 
 MOONLET_INLINE Lanes widen(const uint16_t* p) {
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -38,9 +38,9 @@ MOONLET_INLINE Lanes widen(const int8_t* p) {
 
 #else  // the compiler splits these well for narrower registers
 
-typedef uint16_t Halves __attribute__((vector_size(32)));
-typedef uint32_t WordLanes __attribute__((vector_size(64)));
-typedef int8_t Bytes __attribute__((vector_size(16)));
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+typedef uint32_t WordLanes __attribute__((vector_size(4 * kLanes)));
+typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 
 MOONLET_INLINE Lanes widen(const uint16_t* p) {
   Halves halves;
@@ -56,7 +56,7 @@ MOONLET_INLINE Lanes widen(const int8_t* p) {
 
 #endif
 
-// The first `count` < 16 values, zeros beyond.
+// The first `count` < kLanes values, zeros beyond.
 template <typename T>
 MOONLET_INLINE Lanes widen_part(const T* p, int64_t count) {
   T values[kLanes] = {};
@@ -142,13 +142,13 @@ void streamed(const float* x, const void* weight, const float* scale, float* y,
   }
 }
 
-// panel[k][0..31] = w[o][k] for k in [0, depth), zeros for outputs that do not exist.
+// panel[k][o] = w[o][k] for k in [0, depth), zeros for outputs that do not exist.
 template <typename T>
 void pack_panel(const T* w, int64_t ldw, int64_t outputs, int64_t depth, float* panel) {
   for (int64_t half = 0; half < kPanelWidth; half += kLanes) {
     const int64_t count = outputs - half < kLanes ? outputs - half : kLanes;
     int64_t k = 0;
-#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
+#if defined(__AVX512F__)
     for (; count == kLanes && k + kLanes <= depth; k += kLanes) {
       Lanes v[16];
       for (int i = 0; i < 16; ++i) v[i] = widen(w + (half + i) * ldw + k);
@@ -166,7 +166,7 @@ void pack_panel(const T* w, int64_t ldw, int64_t outputs, int64_t depth, float* 
   }
 }
 
-// The same where only `columns` < 32 outputs exist in y: the tile goes through a buffer.
+// The same where only `columns` < W outputs exist in y: the tile goes through a buffer.
 void panel_rows_partial(const float* x, int64_t ldx, const float* panel, int64_t depth, float* y,
                         int64_t ldy, int64_t rows, int64_t columns, bool adds) {
   float buffer[kTileRows * kPanelWidth];

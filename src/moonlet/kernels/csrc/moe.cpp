@@ -40,16 +40,7 @@ MOONLET_INLINE Rows rows_of(const ExpertMatrix& matrix, int64_t expert, int64_t 
 }
 
 void round_row(float* row, int64_t size, int32_t mode) {
-  for (int64_t b = 0; b < size; b += kBlock) {
-    Lanes part[kParts];
-    for (int j = 0; j < kParts; ++j) part[j] = load(row + b + j * kLanes);
-    if (mode == 3) {
-      round_int8(part);
-    } else {
-      round_mxfp8(part, mode == 2);
-    }
-    for (int j = 0; j < kParts; ++j) store(row + b + j * kLanes, part[j]);
-  }
+  for (int64_t b = 0; b < size; b += kBlock) round_block(row + b, mode);
 }
 
 void prepare(const MoeProblem& p, const float* z, int64_t first, int64_t last) {
@@ -77,6 +68,8 @@ void round_hidden(const MoeProblem& p, int64_t first, int64_t last) {
   const int64_t stride = padded(p.width);
   for (int64_t s = first; s < last; ++s) round_row(p.hidden + s * stride, stride, p.mode);
 }
+
+#if defined(__AVX512F__)
 
 // One part of a block for N weight rows and M input rows.
 template <int J, int N, int M>
@@ -141,6 +134,29 @@ MOONLET_INLINE void dot_tile(const Rows& rows, int64_t first, const float* const
   }
 }
 
+#else
+
+// result[n * stride + m] = <row first + n, x[m]>.
+template <int N, int M>
+MOONLET_INLINE void dot_tile(const Rows& rows, int64_t first, const float* const* x, float* result,
+                             int64_t stride) {
+  float block[kBlock];
+  for (int n = 0; n < N; ++n) {
+    Lanes sum[M] = {};
+    for (int64_t g = 0; g < rows.groups; g += kGroupsPerBlock) {
+      decode_block(rows.codes(first + n) + g * kGroupBytes, rows.scales(first + n) + g,
+                   rows.groups - g, block);
+      for (int64_t k = 0; k < kBlock; k += kLanes) {
+        const Lanes w = load(block + k);
+        for (int m = 0; m < M; ++m) sum[m] += w * load(x[m] + g * 32 + k);
+      }
+    }
+    for (int m = 0; m < M; ++m) result[n * stride + m] = total(sum[m]);
+  }
+}
+
+#endif
+
 template <int N, int M>
 void dot_rows(const Rows& rows, int64_t first, int64_t last, const float* const* x, float* result,
               int64_t stride) {
@@ -164,20 +180,16 @@ void dot_group(const Rows& rows, int64_t first, int64_t last, const float* const
   if (m < count) dot_rows<4, 1>(rows, first, last, x + m, result + m, stride);
 }
 
+#if defined(__AVX512F__)
+
 // Part J of sixteen rows, transposed into half a panel.
 template <int J>
 MOONLET_INLINE void pack_part(const RawBlock (&raw)[16], const Lanes (&scale)[16], Lanes values,
                               float* panel) {
   Lanes v[16];
   for (int i = 0; i < 16; ++i) v[i] = block_part<J>(raw[i], values) * scale[i];
-#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
   transpose_16(v);
   for (int i = 0; i < 16; ++i) store(panel + (J * kLanes + i) * kPanelWidth, v[i]);
-#else
-  for (int i = 0; i < 16; ++i) {
-    for (int k = 0; k < kLanes; ++k) panel[(J * kLanes + k) * kPanelWidth + i] = v[i][k];
-  }
-#endif
 }
 
 // panel[k][0..31] of rows [first, last) at one block, k in permuted order, zeros for absent rows.
@@ -202,6 +214,24 @@ void pack_block(const Rows& rows, int64_t first, int64_t last, int64_t g, float*
     pack_part<7>(raw, scale, values, panel + half);
   }
 }
+
+#else
+
+// panel[k][o] of rows [first, last) at one block, k in permuted order, zeros for absent rows.
+void pack_block(const Rows& rows, int64_t first, int64_t last, int64_t g, float* panel) {
+  float block[kBlock] = {};
+  for (int64_t o = 0; o < kPanelWidth; ++o) {
+    if (first + o < last) {
+      decode_block(rows.codes(first + o) + g * kGroupBytes, rows.scales(first + o) + g,
+                   rows.groups - g, block);
+    } else {
+      memset(block, 0, sizeof(block));
+    }
+    for (int64_t k = 0; k < kBlock; ++k) panel[k * kPanelWidth + o] = block[k];
+  }
+}
+
+#endif
 
 // result[i][0 .. 63] = <row first + o, x[i]> for many input rows; outputs beyond `last` are zeros.
 __attribute__((noinline)) void multiply_many(const Rows& rows, int64_t first, int64_t last,

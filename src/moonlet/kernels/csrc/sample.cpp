@@ -9,12 +9,12 @@ namespace moonlet {
 namespace MOONLET_ISA {
 namespace {
 
-constexpr int kDoubles = kPartBytes / 8;
+constexpr int kDoubles = kLanes / 2;
 
-typedef double Doubles __attribute__((vector_size(kPartBytes)));
-typedef double UnalignedDoubles __attribute__((vector_size(kPartBytes), aligned(8), may_alias));
-typedef int64_t Longs __attribute__((vector_size(kPartBytes)));
-typedef float Floats __attribute__((vector_size(kPartBytes / 2), aligned(4), may_alias));
+typedef double Doubles __attribute__((vector_size(4 * kLanes)));
+typedef double UnalignedDoubles __attribute__((vector_size(4 * kLanes), aligned(8), may_alias));
+typedef int64_t Longs __attribute__((vector_size(4 * kLanes)));
+typedef float Floats __attribute__((vector_size(2 * kLanes), aligned(4), may_alias));
 
 // e^x for x <= 0, relative error about 2e-16; 0 below the smallest normal number.
 MOONLET_INLINE Doubles exponential64(Doubles x) {
@@ -76,18 +76,20 @@ double weigh(const float* logits, int64_t count, double top, double rate, double
 }
 
 void find_maxima(const float* logits, int64_t count, float* maxima) {
-  const Lanes none = fill(-__builtin_inff());
-  Lanes top = none;
+  constexpr int64_t kVectors = kMaxima / kLanes;
+  Lanes top[kVectors];
+  for (int64_t v = 0; v < kVectors; ++v) top[v] = fill(-__builtin_inff());
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Lanes x = load(logits + i);
-    top = choose(x > top, x, top);
+  for (; i + kMaxima <= count; i += kMaxima) {
+    for (int64_t v = 0; v < kVectors; ++v) {
+      const Lanes x = load(logits + i + v * kLanes);
+      top[v] = choose(x > top[v], x, top[v]);
+    }
   }
-  if (i < count) {
-    const Lanes x = load_first(logits + i, count - i, none);
-    top = choose(x > top, x, top);
+  for (int64_t v = 0; v < kVectors; ++v) store(maxima + v * kLanes, top[v]);
+  for (int64_t lane = 0; i < count; ++i, ++lane) {
+    maxima[lane] = logits[i] > maxima[lane] ? logits[i] : maxima[lane];
   }
-  store(maxima, top);
 }
 
 int64_t gather(const float* logits, int64_t count, float floor, int32_t* positions, float* kept) {
@@ -103,10 +105,10 @@ int64_t gather(const float* logits, int64_t count, float floor, int32_t* positio
       b = choose(d > b, d, b);
       a = choose(b > a, b, a);
       const IntLanes hits = a >= fill(floor);
-      typedef int64_t Words __attribute__((vector_size(64)));
+      typedef int64_t Words __attribute__((vector_size(4 * kLanes)));
       const Words words = reinterpret_cast<Words>(hits);
       int64_t any = 0;
-      for (int k = 0; k < 8; ++k) any |= words[k];
+      for (int k = 0; k < kLanes / 2; ++k) any |= words[k];
       if (!any) continue;
     }
     for (int64_t j = i; j < end; ++j) {

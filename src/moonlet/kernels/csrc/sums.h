@@ -1,8 +1,6 @@
-// Vectors of the level's own register width, for sums that must stay in registers.
+// Sums of products over the lanes of a level's registers, with weights read as they are stored.
 //
-// The compiler keeps arrays of the 64-byte vectors of lanes.h in memory where registers are
-// narrower: measured on AVX2, tiles of products then run at a fifth of the speed of this form.
-// The order of the sums is that of sixteen lanes. Like lanes.h: every level gets its private copy.
+// Like lanes.h: every level gets its private copy (anonymous namespace).
 #pragma once
 
 #include <stdint.h>
@@ -14,25 +12,10 @@ namespace moonlet {
 namespace MOONLET_ISA {
 namespace {
 
-#if defined(MOONLET_ISA_avx512) || defined(MOONLET_ISA_vnni)
-constexpr int kPartBytes = 64;
-#elif defined(MOONLET_ISA_avx2)
-constexpr int kPartBytes = 32;
-#else
-constexpr int kPartBytes = 16;
-#endif
-constexpr int kParts = 64 / kPartBytes;
-constexpr int kPartLanes = 16 / kParts;
-
-typedef float Part __attribute__((vector_size(kPartBytes)));
-typedef float UnalignedPart __attribute__((vector_size(kPartBytes), aligned(4), may_alias));
-
-MOONLET_INLINE Part load_part(const float* p) { return *reinterpret_cast<const UnalignedPart*>(p); }
-
-MOONLET_INLINE void store_part(float* p, Part v) { *reinterpret_cast<UnalignedPart*>(p) = v; }
+MOONLET_INLINE Lanes load_part(const float* p) { return load(p); }
 
 // Values stored as bfloat16: the upper halves of float32.
-MOONLET_INLINE Part load_part(const uint16_t* p) {
+MOONLET_INLINE Lanes load_part(const uint16_t* p) {
 #if defined(MOONLET_ISA_scalar) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
   // the general form below takes four times as long where no instruction widens integers
   typedef uint16_t Halves __attribute__((vector_size(16)));
@@ -41,13 +24,13 @@ MOONLET_INLINE Part load_part(const uint16_t* p) {
   memcpy(&word, p, sizeof(word));
   const Halves bits = reinterpret_cast<Halves>(Words{word, 0});
   const Halves pairs = {0, 8, 1, 9, 2, 10, 3, 11};
-  return reinterpret_cast<Part>(__builtin_shuffle(Halves{}, bits, pairs));
+  return reinterpret_cast<Lanes>(__builtin_shuffle(Halves{}, bits, pairs));
 #else
-  typedef uint16_t Halves __attribute__((vector_size(kPartBytes / 2)));
-  typedef uint32_t Words __attribute__((vector_size(kPartBytes)));
+  typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+  typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
   Halves bits;
   memcpy(&bits, p, sizeof(bits));
-  return reinterpret_cast<Part>(__builtin_convertvector(bits, Words) << 16);
+  return reinterpret_cast<Lanes>(__builtin_convertvector(bits, Words) << 16);
 #endif
 }
 
@@ -56,16 +39,14 @@ MOONLET_INLINE Part load_part(const uint16_t* p) {
 template <int R, int C, typename Value>
 MOONLET_INLINE void dot_products(const float* const* x, const Value* const* y, int64_t size,
                                  float (*sums)[C], float* squares) {
-  Part sum[R][C][kParts] = {}, square[R][kParts] = {};
+  Lanes sum[R][C] = {}, square[R] = {};
   const auto add = [&](const float* const* a, const Value* const* b, int64_t at) {
-    for (int p = 0; p < kParts; ++p) {
-      Part v[R];
-      for (int r = 0; r < R; ++r) v[r] = load_part(a[r] + at + p * kPartLanes);
-      for (int r = 0; squares && r < R; ++r) square[r][p] += v[r] * v[r];
-      for (int c = 0; c < C; ++c) {
-        const Part w = load_part(b[c] + at + p * kPartLanes);
-        for (int r = 0; r < R; ++r) sum[r][c][p] += v[r] * w;
-      }
+    Lanes v[R];
+    for (int r = 0; r < R; ++r) v[r] = load_part(a[r] + at);
+    for (int r = 0; squares && r < R; ++r) square[r] += v[r] * v[r];
+    for (int c = 0; c < C; ++c) {
+      const Lanes w = load_part(b[c] + at);
+      for (int r = 0; r < R; ++r) sum[r][c] += v[r] * w;
     }
   };
   int64_t i = 0;
@@ -86,14 +67,9 @@ MOONLET_INLINE void dot_products(const float* const* x, const Value* const* y, i
     }
     add(a, b, 0);
   }
-  Lanes all;
   for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < C; ++c) {
-      memcpy(&all, sum[r][c], sizeof(all));
-      sums[r][c] = total(all);
-    }
-    memcpy(&all, square[r], sizeof(all));
-    if (squares) squares[r] = total(all);
+    for (int c = 0; c < C; ++c) sums[r][c] = total(sum[r][c]);
+    if (squares) squares[r] = total(square[r]);
   }
 }
 

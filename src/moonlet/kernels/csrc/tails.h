@@ -1,4 +1,4 @@
-// Ends of rows whose size is no multiple of the sixteen lanes.
+// Ends of rows whose size is no multiple of the lanes.
 //
 // Like lanes.h: every level gets its private copy (anonymous namespace, always inlined). Include
 // inside a file that is compiled once per level.

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from moonlet.kernels.registry import resolve
 from moonlet.model.attn_res import Mixes
 from moonlet.model.simple_state import NoState
 from moonlet.model.state import BatchMeta
 from moonlet.model.transformer import Transformer
-from moonlet.testing import tiny_model
+from moonlet.testing import assert_close, tiny_model
 
 TOKENS = torch.arange(5)
 
@@ -151,3 +152,15 @@ def test_products_are_made_once_for_many_passes(monkeypatch: pytest.MonkeyPatch)
     for _ in range(3):
         run(model)
     assert len(made) == 1
+
+
+@torch.no_grad()
+def test_the_operators_of_inference_give_the_same_hidden_rows() -> None:
+    reference = tiny_model(seed=3).eval()
+    kernels = resolve(config=reference.config, is_inference=True)
+    expected = run(reference)
+    for form in ("sequential", "two_phase"):
+        model = Transformer(reference.config, kernels, attn_res_form=form)
+        model.load_state_dict(reference.state_dict())
+        # rounding of float32 through four layers
+        assert_close(run(model.eval()), expected, atol=2e-5)

@@ -58,7 +58,8 @@ double weigh(const float* logits, int64_t count, double top, double rate, double
     const int64_t left = count - i;
     const float* source = logits + i;
     if (left < kDoubles) {
-      for (int64_t k = 0; k < kDoubles; ++k) end[k] = k < left ? source[k] : -__builtin_inff();
+      for (float& x : end) x = -__builtin_inff();
+      memcpy(end, source, static_cast<size_t>(left) * sizeof(float));
       source = end;
     }
     const Doubles w = weights_of(source, top, rate);

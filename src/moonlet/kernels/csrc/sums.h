@@ -34,8 +34,7 @@ MOONLET_INLINE Lanes load_part(const uint16_t* p) {
 #endif
 }
 
-// sums[r][c] = <x row r, y row c> over `size` values; rows of x and y lie `size` apart. With
-// `squares`, also <x row r, x row r>.
+// sums[r][c] = <x[r], y[c]> over `size` values, and <x[r], x[r]> if `squares` is not null.
 template <int R, int C, typename Value>
 MOONLET_INLINE void dot_products(const float* const* x, const Value* const* y, int64_t size,
                                  float (*sums)[C], float* squares) {

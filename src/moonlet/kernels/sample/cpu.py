@@ -2,7 +2,7 @@
 
 Ids are those of `reference.sample` for equal uniform numbers, up to rounding at exact borders: sums
 run in another order, which moves them by less than 1e-11 of the total, and weights differ by less
-than 1e-13 of themselves. Only a draw, a top-p border or a min-p border closer than that may fall to
+than 1e-12 of themselves. Only a draw, a top-p border or a min-p border closer than that may fall to
 its other side, as may equal logits whose count times top-p is a whole number: the count is then
 exact here. Equal logits have equal weights, so ties are ties. The result does not depend on the
 number of threads nor on the other rows.

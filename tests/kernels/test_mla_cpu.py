@@ -22,8 +22,8 @@ LEVELS = _native.isa_levels()
 pytestmark = pytest.mark.skipif(not LEVELS, reason=_native.availability()[1])
 
 CONTEXTS = (1, 3, 17, 63, 64, 65, 100, 257, 1000)
-# float32 sums of up to 512 products of size 1, against float64: 3e-6 was seen
-TOLERANCE = 1e-5
+# float32 sums of up to 512 products of size 1, against float64: 2e-6 was seen
+TOLERANCE = 6e-6
 
 
 class Sizes(NamedTuple):

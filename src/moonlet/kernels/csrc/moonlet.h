@@ -294,9 +294,9 @@ MOONLET_API int32_t moonlet_gated_rms_norm_f32(const float* x, const float* weig
  * largest scaled score of each query, or is null. scratch has scratch_size floats, at least what
  * the function's namesake says for the same sizes and threads. Results do not depend on threads.
  *
- * Absorbed: query row t sees the first lengths[t] rows of sequence seqs[t]. Scratch: at most 128
- * times (padded_heads * (latent_size + shared_size) + num_heads * (latent_size + 16) + 32) floats,
- * and a few blocks per thread. */
+ * Absorbed: query row t sees the first lengths[t] rows of sequence seqs[t]. Scratch: num_heads *
+ * latent_size floats (padded to 16) for each of at most 128 rows and of at most 128 parts of their
+ * contexts, and per thread as many again with a few blocks. */
 MOONLET_API int32_t moonlet_mla_absorbed_scratch(const int64_t* lengths, int64_t* num_floats,
                                                  int64_t num_rows, int64_t num_heads,
                                                  int64_t nope_size, int64_t shared_size,

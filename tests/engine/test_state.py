@@ -24,8 +24,10 @@ MAX_LEN = 40
 def model(request: pytest.FixtureRequest) -> Transformer:
     """The tiny model on the operators of either purpose."""
     model = tiny_model()
-    if request.param == "training":
-        return model
+    return model if request.param == "training" else on_inference_operators(model)
+
+
+def on_inference_operators(model: Transformer) -> Transformer:
     kernels = resolve("cpu", model.config, is_inference=True)
     served = Transformer(model.config, kernels).eval()
     served.load_state_dict(model.state_dict())
@@ -113,15 +115,14 @@ def test_any_cut_in_any_company_equals_one_piece(model: Transformer, seed: int) 
         assert_same_choice(torch.cat(pieces[slot]), one_shot(model, tokens))
 
 
-@pytest.mark.skipif(not _native.availability()[0], reason=_native.availability()[1])
-def test_native_attention_gives_the_logits_of_the_reference() -> None:
+def test_inference_operators_give_the_logits_of_the_reference() -> None:
     model = tiny_model()
     tokens = {1: tokens_of(21, 30), 2: tokens_of(22, 30), 3: tokens_of(23, 30)}
     first = {1: (0, tokens[1][:19]), 3: (0, tokens[3][:4])}
     # a decode row, a fresh prompt and a window over a short context in one batch
     mixed = {1: (19, tokens[1][19:20]), 2: (0, tokens[2]), 3: (4, tokens[3][4:9])}
     logits = []
-    for candidate in (model, with_native_attention(model)):
+    for candidate in (model, on_inference_operators(model)):
         state = make_state(model.config)
         poison(state)
         run(candidate, state, first)

@@ -70,23 +70,24 @@ MOONLET_INLINE Lanes block_part(RawBlock raw, Lanes values) {
       J == 0 ? raw : _mm512_srli_epi32(raw, 4 * J), reinterpret_cast<__m512>(values)));
 }
 
+MOONLET_INLINE Lanes as_floats(IntLanes bits) { return reinterpret_cast<Lanes>(bits); }
+MOONLET_INLINE IntLanes as_bits(Lanes x) { return reinterpret_cast<IntLanes>(x); }
+
 // The largest magnitude of each group of a permuted block, in the four lanes of the group.
 MOONLET_INLINE Lanes group_maxima(const Lanes (&part)[kParts]) {
-  Lanes most = magnitude(part[0]);
+  // as integers, so that a NaN is larger than everything
+  IntLanes most = as_bits(magnitude(part[0]));
   for (int j = 1; j < kParts; ++j) {
-    const Lanes m = magnitude(part[j]);
-    most = choose(m > most, m, most);
+    const IntLanes m = as_bits(magnitude(part[j]));
+    most = m > most ? m : most;
   }
   const IntLanes by1 = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
   const IntLanes by2 = {2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13};
-  Lanes other = __builtin_shuffle(most, by1);
-  most = choose(other > most, other, most);
+  IntLanes other = __builtin_shuffle(most, by1);
+  most = other > most ? other : most;
   other = __builtin_shuffle(most, by2);
-  return choose(other > most, other, most);
+  return as_floats(other > most ? other : most);
 }
-
-MOONLET_INLINE Lanes as_floats(IntLanes bits) { return reinterpret_cast<Lanes>(bits); }
-MOONLET_INLINE IntLanes as_bits(Lanes x) { return reinterpret_cast<IntLanes>(x); }
 
 MOONLET_INLINE Lanes clamped(Lanes x, float limit) {
   x = choose(x > fill(limit), fill(limit), x);

@@ -87,7 +87,7 @@ def check_state(
     state: golden.DenseState, vectors: dict[str, Tensor], prefix: str, kda: int, mla: int, n: int
 ) -> None:
     rows = state.mla_layers[mla].rows_GLC[0, :n]
-    latent_size = vectors[f"{prefix}.mla_kv_latent_L{mla}"].shape[-1]
+    latent_size = state.mla(mla).view(BatchMeta.build([1])).latent_size
     ours = {
         f"recurrent_state_L{kda}": state.kda_layers[kda].recurrent[0],
         f"mla_kv_latent_L{mla}": rows[:, :latent_size],

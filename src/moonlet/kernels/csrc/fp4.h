@@ -51,7 +51,11 @@ MOONLET_INLINE RawBlock load_block(const uint8_t* packed, int64_t groups) {
 
 MOONLET_INLINE Lanes load_scales(const uint8_t* scale, int64_t groups) {
   uint32_t four = 0;
-  memcpy(&four, scale, groups >= kGroupsPerBlock ? 4 : groups);
+  if (groups >= kGroupsPerBlock) {
+    memcpy(&four, scale, sizeof(four));
+  } else {
+    for (int64_t g = 0; g < groups; ++g) four |= static_cast<uint32_t>(scale[g]) << (8 * g);
+  }
   // byte g to the top of each 32-bit word of 128-bit lane g, then down to the exponent
   const __m512i place = _mm512_set_epi32(
       0x03808080, 0x03808080, 0x03808080, 0x03808080, 0x02808080, 0x02808080, 0x02808080,

@@ -64,16 +64,21 @@ MOONLET_INLINE Lanes widen_part(const T* p, int64_t count) {
   return widen(values);
 }
 
+// Which rows of the tile after next a pass over the tile fetches: every `step`-th from `first`, so
+// that all passes load the memory evenly.
+struct Ahead {
+  int first, step;
+};
+
 // N outputs of R rows.
 template <typename T, int N, int R>
 MOONLET_INLINE void stream_tile(const float* x, int64_t ldx, const T* w, int64_t depth,
-                                const float* scale, float* y, int64_t ldy) {
+                                const float* scale, float* y, int64_t ldy, Ahead ahead) {
   constexpr int64_t kStep = kCacheLine / sizeof(T);
   Lanes sum[N][R] = {};
   int64_t k = 0;
   for (; k + kStep <= depth; k += kStep) {
-    for (int n = 0; n < N; ++n) {
-      // the same place of the tile after next: pages of a matrix follow each other
+    for (int n = ahead.first; n < N; n += ahead.step) {
       __builtin_prefetch(w + (n + 2 * N) * depth + k, 0, 2);
     }
     for (int64_t u = 0; u < kStep; u += kLanes) {
@@ -102,15 +107,15 @@ MOONLET_INLINE void stream_tile(const float* x, int64_t ldx, const T* w, int64_t
 
 template <typename T, int N, int R>
 void stream_outputs(const float* x, const T* weight, const float* scale, float* y,
-                    const LinearShape& shape, int64_t first, int64_t last) {
+                    const LinearShape& shape, int64_t first, int64_t last, Ahead ahead) {
   int64_t o = first;
   for (; o + N <= last; o += N) {
     stream_tile<T, N, R>(x, shape.x_stride, weight + o * shape.size_in, shape.size_in,
-                         scale ? scale + o : nullptr, y + o, shape.y_stride);
+                         scale ? scale + o : nullptr, y + o, shape.y_stride, ahead);
   }
   for (; o < last; ++o) {
     stream_tile<T, 1, R>(x, shape.x_stride, weight + o * shape.size_in, shape.size_in,
-                         scale ? scale + o : nullptr, y + o, shape.y_stride);
+                         scale ? scale + o : nullptr, y + o, shape.y_stride, ahead);
   }
 }
 
@@ -121,6 +126,7 @@ void streamed(const float* x, const void* weight, const float* scale, float* y,
               const LinearShape& shape, int64_t first, int64_t last) {
   const T* w = static_cast<const T*>(weight);
   const int64_t step = shape.num_rows > 4 ? kStreamedTile : last - first;
+  const int passes = static_cast<int>((shape.num_rows + 3) / 4);
   for (int64_t o = first; o < last; o += step) {
     const int64_t end = o + step < last ? o + step : last;
     int64_t r = 0;
@@ -128,14 +134,15 @@ void streamed(const float* x, const void* weight, const float* scale, float* y,
       const float* xr = x + r * shape.x_stride;
       float* yr = y + r * shape.y_stride;
       const int64_t left = shape.num_rows - r;
+      const Ahead ahead = {static_cast<int>(r / 4), passes};
       if (left >= 4) {
-        stream_outputs<T, kStreamedTile, 4>(xr, w, scale, yr, shape, o, end);
+        stream_outputs<T, kStreamedTile, 4>(xr, w, scale, yr, shape, o, end, ahead);
         r += 4;
       } else if (left >= 2) {
-        stream_outputs<T, 4, 2>(xr, w, scale, yr, shape, o, end);
+        stream_outputs<T, 4, 2>(xr, w, scale, yr, shape, o, end, ahead);
         r += 2;
       } else {
-        stream_outputs<T, 4, 1>(xr, w, scale, yr, shape, o, end);
+        stream_outputs<T, 4, 1>(xr, w, scale, yr, shape, o, end, ahead);
         r += 1;
       }
     }

@@ -6,8 +6,11 @@
 namespace moonlet {
 namespace {
 
-// a piece of streamed work reads about this many bytes, so that its start costs nothing
-constexpr int64_t kPieceBytes = 1 << 16;
+// A piece of streamed work reads this many bytes: enough that its start costs nothing, and that most
+// of what is fetched ahead of use is the thread's own; fewer where threads would run out of pieces.
+constexpr int64_t kMinPieceBytes = 1 << 16;
+constexpr int64_t kMaxPieceBytes = 1 << 20;
+constexpr int64_t kPiecesPerThread = 8;
 constexpr int64_t kStreamedTile = 12;
 
 int64_t bytes_of(int32_t type) { return type == kFloat32 ? 4 : type == kBfloat16 ? 2 : 1; }
@@ -40,7 +43,10 @@ int32_t moonlet_linear(const float* x, const void* weight, const float* scale, f
     });
     return MOONLET_OK;
   }
-  const int64_t outputs = kPieceBytes / (size_in * bytes_of(weight_type)) + 1;
+  const int64_t row_bytes = size_in * bytes_of(weight_type);
+  int64_t piece = row_bytes * size_out / (kPiecesPerThread * num_threads);
+  piece = piece < kMinPieceBytes ? kMinPieceBytes : piece > kMaxPieceBytes ? kMaxPieceBytes : piece;
+  const int64_t outputs = piece / row_bytes + 1;
   const int64_t grain = (outputs + kStreamedTile - 1) / kStreamedTile * kStreamedTile;
   parallel(size_out, grain, num_threads, [=](int64_t first, int64_t last) {
     table->streamed[weight_type](x, weight, scale, y, shape, first, last);

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kMaxStreamedSlots = 24;
 constexpr int64_t kRowBatch = 128;
 constexpr int64_t kPanelDepth = 2 * kBlock;
-constexpr int64_t kPrefetchBytes = 2048;
+constexpr int64_t kPrefetchBytes = 8192;
 constexpr int kMaxGroup = 8;
 
 MOONLET_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -91,44 +91,58 @@ MOONLET_INLINE void add_single(const RawBlock (&raw)[N], Lanes values, const flo
   for (int n = 0; n < N; ++n) sum[n] += block_part<J>(raw[n], values) * v;
 }
 
+// Adds one block of N weight rows; kGroups is four, or zero where `groups` says how many.
+template <int N, int M, int kGroups>
+MOONLET_INLINE void add_block(const uint8_t* const* codes, const uint8_t* const* scales, int64_t g,
+                              int64_t groups, const float* const* x, Lanes values,
+                              Lanes (&sum)[N][M]) {
+  const int64_t count = kGroups ? kGroups : groups, at = g * 32;
+  RawBlock raw[N];
+  Lanes scale[N];
+  for (int n = 0; n < N; ++n) {
+    __builtin_prefetch(codes[n] + g * kGroupBytes + kPrefetchBytes, 0, 2);
+    raw[n] = load_block(codes[n] + g * kGroupBytes, count);
+    scale[n] = load_scales(scales[n] + g, count);
+  }
+  if constexpr (M == 1) {
+    Lanes part[N] = {};
+    add_single<0>(raw, values, x[0] + at, part);
+    add_single<1>(raw, values, x[0] + at, part);
+    add_single<2>(raw, values, x[0] + at, part);
+    add_single<3>(raw, values, x[0] + at, part);
+    add_single<4>(raw, values, x[0] + at, part);
+    add_single<5>(raw, values, x[0] + at, part);
+    add_single<6>(raw, values, x[0] + at, part);
+    add_single<7>(raw, values, x[0] + at, part);
+    for (int n = 0; n < N; ++n) sum[n][0] += part[n] * scale[n];
+  } else {
+    add_part<0>(raw, scale, values, x, at, sum);
+    add_part<1>(raw, scale, values, x, at, sum);
+    add_part<2>(raw, scale, values, x, at, sum);
+    add_part<3>(raw, scale, values, x, at, sum);
+    add_part<4>(raw, scale, values, x, at, sum);
+    add_part<5>(raw, scale, values, x, at, sum);
+    add_part<6>(raw, scale, values, x, at, sum);
+    add_part<7>(raw, scale, values, x, at, sum);
+  }
+}
+
 // result[n * stride + m] = <row first + n, x[m]>.
 template <int N, int M>
 MOONLET_INLINE void dot_tile(const Rows& rows, int64_t first, const float* const* x, float* result,
                              int64_t stride) {
   const Lanes values = code_values();
-  Lanes sum[N][M] = {};
-  for (int64_t g = 0; g < rows.groups; g += kGroupsPerBlock) {
-    const int64_t count = rows.groups - g, at = g * 32;
-    RawBlock raw[N];
-    Lanes scale[N];
-    for (int n = 0; n < N; ++n) {
-      const uint8_t* codes = rows.codes(first + n) + g * kGroupBytes;
-      __builtin_prefetch(codes + kPrefetchBytes, 0, 2);
-      raw[n] = load_block(codes, count);
-      scale[n] = load_scales(rows.scales(first + n) + g, count);
-    }
-    if constexpr (M == 1) {
-      Lanes part[N] = {};
-      add_single<0>(raw, values, x[0] + at, part);
-      add_single<1>(raw, values, x[0] + at, part);
-      add_single<2>(raw, values, x[0] + at, part);
-      add_single<3>(raw, values, x[0] + at, part);
-      add_single<4>(raw, values, x[0] + at, part);
-      add_single<5>(raw, values, x[0] + at, part);
-      add_single<6>(raw, values, x[0] + at, part);
-      add_single<7>(raw, values, x[0] + at, part);
-      for (int n = 0; n < N; ++n) sum[n][0] += part[n] * scale[n];
-    } else {
-      add_part<0>(raw, scale, values, x, at, sum);
-      add_part<1>(raw, scale, values, x, at, sum);
-      add_part<2>(raw, scale, values, x, at, sum);
-      add_part<3>(raw, scale, values, x, at, sum);
-      add_part<4>(raw, scale, values, x, at, sum);
-      add_part<5>(raw, scale, values, x, at, sum);
-      add_part<6>(raw, scale, values, x, at, sum);
-      add_part<7>(raw, scale, values, x, at, sum);
-    }
+  const uint8_t *codes[N], *scales[N];
+  for (int n = 0; n < N; ++n) {
+    codes[n] = rows.codes(first + n);
+    scales[n] = rows.scales(first + n);
   }
+  Lanes sum[N][M] = {};
+  int64_t g = 0;
+  for (; g + kGroupsPerBlock <= rows.groups; g += kGroupsPerBlock) {
+    add_block<N, M, kGroupsPerBlock>(codes, scales, g, 0, x, values, sum);
+  }
+  if (g < rows.groups) add_block<N, M, 0>(codes, scales, g, rows.groups - g, x, values, sum);
   for (int n = 0; n < N; ++n) {
     for (int m = 0; m < M; ++m) result[n * stride + m] = total(sum[n][m]);
   }

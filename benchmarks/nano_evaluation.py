@@ -12,6 +12,7 @@ from pathlib import Path
 
 from moonlet.cli.models import model_directory
 from moonlet.core.env import bound_threads
+from moonlet.train.tasks.heldout import EVAL_SEED
 
 
 def main() -> None:
@@ -19,13 +20,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", help="checkpoint directory; the bundled one when absent")
     parser.add_argument("--count", type=int, default=200, help="prompts per task family")
+    parser.add_argument("--seed", type=int, default=EVAL_SEED, help="seed of the prompts")
     options = parser.parse_args()
     bound_threads(1)
     # torch reads the thread settings when it is imported
     from moonlet.train.nano import evaluate_model
 
     directory: Path = model_directory(options.model)
-    report = evaluate_model(directory, options.count)
+    report = evaluate_model(directory, options.count, options.seed)
     sys.stdout.write(json.dumps(report, indent=1) + "\n")
     sys.stderr.write(json.dumps(report["passes"]) + "\n")
 

@@ -41,6 +41,7 @@ from moonlet.train.metrics import MetricsFile, StepMetrics
 from moonlet.train.process_group import Alone, Gloo, ProcessGroup, prepare_process
 from moonlet.train.recipe import Recipe, parse_recipe
 from moonlet.train.tasks.evaluate import evaluate
+from moonlet.train.tasks.heldout import EVAL_SEED
 from moonlet.train.tasks.source import TaskSource
 from moonlet.train.tasks.tokenizer_corpus import train_ranks
 from moonlet.train.trainer import Trainer
@@ -169,12 +170,13 @@ def _last_metrics(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
 
 
-def evaluate_model(directory: Path, count: int) -> dict[str, Any]:
+def evaluate_model(directory: Path, count: int, seed: int = EVAL_SEED) -> dict[str, Any]:
     """Evaluate an exported checkpoint in the engine, greedily.
 
     Args:
         directory: Exported checkpoint with tokenizer files.
         count: Held-out prompts per family.
+        seed: Seed of the prompts.
     """
     tokenizer = Tokenizer.from_dir(directory)
     model = load_for_inference(directory).model
@@ -185,7 +187,7 @@ def evaluate_model(directory: Path, count: int) -> dict[str, Any]:
         max_model_len=min(EVAL_MAX_LEN, model.config.max_position_embeddings),
         stop_ids=stop_ids,
     ) as engine:
-        return evaluate(EngineGenerator(engine), tokenizer, count)
+        return evaluate(EngineGenerator(engine), tokenizer, count, seed)
 
 
 class EngineGenerator:

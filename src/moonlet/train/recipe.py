@@ -49,7 +49,7 @@ class DataOptions:
     tokens_per_step: int = 8192
     num_shards: int = 2
     seed: int = 0
-    num_ranks: int = 1280
+    num_ranks: int = 640
     tokenizer_samples: int = 4000
 
     def __post_init__(self) -> None:

@@ -132,7 +132,7 @@ def _near_carry(rng: random.Random, op: str, length_a: int, length_b: int) -> tu
 def draw_operands(
     rng: random.Random, op: str, allows: Callable[[int, int], bool]
 ) -> tuple[int, int]:
-    """Draw a pair of 1-3 digit operands, uniform over length pairs, with extra carry cases.
+    """Draw a pair of 1-3 digit operands, with extra carry and near-equal cases.
 
     Args:
         rng: Source of randomness.
@@ -145,7 +145,8 @@ def draw_operands(
         kind = rng.random()
         if kind < 0.35:
             a, b = _near_carry(rng, op, length_a, length_b)
-        elif kind < 0.40:
+        elif kind < 0.45:
+            # the same leading digits, or the same number
             a = _operand(rng, length_a)
             b = min(MAX_OPERAND, max(0, a + rng.randint(-12, 12)))
         else:

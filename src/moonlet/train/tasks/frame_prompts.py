@@ -112,7 +112,16 @@ DECLINE = (
     "I live in {c}", "yes", "no", "ok", "The {n} is {a}.", "why?", "maybe", "let's talk about {n}",
     "can you dance", "What color is a {n}?", "is the {n} {a}?", "was {p} in {c}?",
     "should I visit {c}?", "Can I trust {p}?", "hi, write a poem about a {n}",
-    "Please write a story.", "what is the {attr} of {w}?",
+    "Please write a story.", "what is the {attr} of {w}?", "Who is {p}?", "who is {p} {s}",
+    "do you know who {p} {s} is?", "Tell me about {p} {s}", "tell me what {p} thinks",
+    "Say something nice", "say something about {n}s", "Tell me something funny about {p}.",
+    "Tell me why {p} is {a}", "{p} is a {n}", "{p} and {p} met in {c}",
+    "Which animals live in a {n}?", "Which city has the best {n}?", "In which year did {p} die?",
+    "Who directed {q}?", "who plays the {n}?", "How do people make a {n}?", "Invent a {a} {n}",
+    "compose a march", "improvise a {n} story", "Rate my {n}", "Proofread this: {q}",
+    "Is it true that the {n} is {a}?", "How fast is a {n}?", "how big is the {n} of {c}?",
+    "what is your favorite {n}", "do {n}s sleep", "What is gravity?", "class of {n}",
+    "should we buy a {n}", "how long is a {n}?",
 )  # fmt: skip
 # these could be meant for a declared tool, so they are declined only where none is declared
 DECLINE_TOOL_LIKE = (
@@ -136,6 +145,17 @@ DECLINE_TOOL_LIKE = (
     "Please translate {n}", "please book a {n} for {p}", "Could you recommend a {n}?",
     "open the {n}", "turn on the {n}", "search for {q}", "look up {q}", "get the {attr} of the {n}",
     "delete the {n}", "create a {n} called {w}", "convert {m} km to miles", "remind me to {q}",
+    "{m} cubed", "square {m}", "what is {m} squared times {k}?", "{m} mod {k}",
+    "{m} over {k} over 2",
+    "double {m}", "twice {m}", "a third of {m}", "{k} and a half", "is {m} odd?", "round {m}.{k}",
+    "{m} in hexadecimal", "{m} in roman numerals", "{m}+{m}+{k}", "{k}+{m}+{k}", "{m} - {k} - {m}",
+    "{m} plus {k} plus {m}", "{m} minus {k} minus {k}", "sum of {m}, {k} and {k}", "{m} to the {k}",
+    "what's {k} over {m}?", "{m} per {k}", "{b} minus {k}", "take {m} from {b}",
+    "{b} and {m}, please",
+    "add {b} to {k}", "{m} factorial", "{m} divided by {k}?", "multiply {m} with {k}, please",
+    "what time is it", "predict the weather of tomorrow", "Is it sunny in {c}?",
+    "how warm is {c} in May?", "ring {p}", "buy a {n}",
+    "get me a {a} {n}", "reserve a {n} in {c}", "how much does a {n} cost?",
 )  # fmt: skip
 
 DECLINE_HELDOUT = (

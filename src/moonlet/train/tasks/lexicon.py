@@ -156,5 +156,5 @@ def _heldout_words() -> frozenset[str]:
 
 
 # the few hundred listed words alone would be recalled instead of copied
-TRAIN = Lexicon(heldout=False, words=words, splice_share=0.6, invented_share=0.55)
+TRAIN = Lexicon(heldout=False, words=words, splice_share=0.6, invented_share=0.45)
 HELDOUT = Lexicon(heldout=True, words=words_heldout)

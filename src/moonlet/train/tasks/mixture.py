@@ -32,7 +32,7 @@ EFFORTS: tuple[tuple[bool, str | None, Style, float], ...] = (
     (False, None, "instruct", 10),
     (True, None, "max", 5),
 )
-TOOL_SHARE = 0.5
+TOOL_SHARE = 0.55
 SYSTEM_SHARE = 0.18
 # calls per conversation are few: a tool turn is about three times as long as another turn
 _PLAIN_TURNS = ((1, 2, 3, 4, 5), (40, 15, 15, 15, 15))

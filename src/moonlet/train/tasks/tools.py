@@ -9,7 +9,8 @@ Fixed style of the assistant:
 * calls give the arguments in alphabetical order, as the declaration shows them;
 * the think channel gives the words that the request shares with the tool, then the tool's name on
   a line of its own, so that its tokens are those of the call (low); it adds the argument names
-  (high), or writes every argument on its own line (max). Copying the shared words first turns the
+  (high), or writes every argument as JSON on its own line, so that its type and its end are decided
+  before the call (max). Copying the shared words first turns the
   choice of a tool into looking up what follows them;
 * the final response lists a JSON object as ``key: value, key: value`` and repeats any other result
   word for word.
@@ -64,6 +65,7 @@ _PLAIN_WORDS = frozenset(
 )  # fmt: skip
 MAX_SHARED = 3
 _QUOTABLE = ("text", "query", "pair", "person", "noun", "word", "city")
+_FREE_TEXT = ("text", "query", "pair", "noun")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +169,8 @@ def ask_tool(rng: random.Random, lexicon: Lexicon, tool: Tool) -> Ask:
         param = tool.params[int(index)]
         value = _draw(rng, lexicon, param)
         arguments[param.name] = value.value
-        texts[index] = _spell(rng, lexicon, param, value)
+        is_last = template.rstrip("?.! ").endswith("{" + index + "}")
+        texts[index] = _spell(rng, lexicon, param, value, is_last=is_last)
     text = _SLOT.sub(lambda match: texts[match[1]], template)
     call = ExpectedCall(name=tool.name, arguments=dict(sorted(arguments.items())))
     result, values = _make_result(rng, lexicon, tool, arguments)
@@ -213,8 +216,13 @@ def _draw(rng: random.Random, lexicon: Lexicon, param: Param) -> Value:
     return make_value(rng, lexicon, param.kind)
 
 
-def _spell(rng: random.Random, lexicon: Lexicon, param: Param, value: Value) -> str:
-    quoted = 0.9 - 0.6 * lexicon.odd_share if " " in value.text else 0.1
+def _spell(
+    rng: random.Random, lexicon: Lexicon, param: Param, value: Value, *, is_last: bool
+) -> str:
+    """Spell a value in a request; a text of several words has quotes unless it ends the request."""
+    quoted = 0.1
+    if " " in value.text:
+        quoted = 0.9 - 0.6 * lexicon.odd_share if is_last or param.kind not in _FREE_TEXT else 1.0
     if param.kind in _QUOTABLE and rng.random() < quoted:
         mark = rng.choice("\"'")
         return f"{mark}{value.text}{mark}"
@@ -329,7 +337,10 @@ def _plan(ask: Ask, style: Style) -> str:
     lines = [" ".join(("Use", *ask.shared)) if style != "low" else " ".join(ask.shared)]
     if style == "max":
         lines.append(call.name)
-        lines += [f"{key}: {_as_text(value)}" for key, value in call.arguments.items()]
+        lines += [
+            f"{key}: {json.dumps(value, ensure_ascii=False)}"
+            for key, value in call.arguments.items()
+        ]
     elif style == "high" and call.arguments:
         lines.append(f"{call.name}: {', '.join(call.arguments)}")
     else:

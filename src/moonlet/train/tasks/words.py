@@ -39,32 +39,114 @@ SURNAMES = _split(
 )
 NOUNS = _split(
     """order ticket invoice product customer account user file folder photo song album movie book
-    article recipe restaurant flight train bus car bike room table chair lamp window
-    tree flower plant animal dog cat horse bird fish river lake mountain island bridge tower
-    castle museum library school student teacher course lesson exam game player team match score
-    race ring coin bottle glass cup plate knife fork spoon bread cheese apple pear banana orange
-    lemon onion potato tomato carrot soup cake coffee tea juice milk meal menu shop store
-    market bank loan card payment salary budget price tax house flat office desk printer phone
-    laptop tablet camera screen battery cable router server database table_row record report
-    document letter message email note task project meeting event calendar alarm timer clock
-    watch sensor motor pump valve engine truck ship boat plane rocket satellite planet star
-    moon galaxy comet crystal metal stone brick tile wall roof floor kitchen bathroom garage
-    shirt shoe jacket coat hat glove sock dress bag box package stamp address street
-    city country region state village farm field forest desert storm cloud doctor nurse patient
-    hospital clinic pill vaccine bill contract policy claim lawyer court judge police member club
-    band singer concert festival stage actor painter poem novel chapter page word letterhead
-    sample test result model dataset token query topic channel playlist video podcast episode
-    station platform gate seat passenger driver route trip tour guide map"""
+    article recipe restaurant flight train bus car bike room table chair lamp window tree flower
+    plant animal dog cat horse bird fish river lake mountain island bridge tower castle museum
+    library school student teacher course lesson exam game player team match score race ring coin
+    bottle glass cup plate knife fork spoon bread cheese apple pear banana orange lemon onion
+    potato tomato carrot soup cake coffee tea juice milk meal menu shop store market bank loan
+    card payment salary budget price tax house flat office desk printer phone laptop tablet camera
+    screen battery cable router server database table_row record report document letter message
+    email note task project meeting event calendar alarm timer clock watch sensor motor pump valve
+    engine truck ship boat plane rocket satellite planet star moon galaxy comet crystal metal
+    stone brick tile wall roof floor kitchen bathroom garage shirt shoe jacket coat hat glove sock
+    dress bag box package stamp address street city country region state village farm field forest
+    desert storm cloud doctor nurse patient hospital clinic pill vaccine bill contract policy
+    claim lawyer court judge police member club band singer concert festival stage actor painter
+    poem novel chapter page word letterhead sample test result model dataset token query topic
+    channel playlist video podcast episode station platform gate seat passenger driver route trip
+    tour guide map acorn album_cover anchor ankle apron arrow ashtray attic_door auction autumn
+    axle baby bacon badge balloon bamboo banner barrel basket bathtub beach beam bear beard beetle
+    bell belt bench berry bishop blender blossom blueprint board bolt bonus boot border bowl
+    bracelet branch brass breakfast breeze brick_wall broom brother brush bucket budget_plan
+    buffalo bulb bullet bundle burger bush butcher butter button cabin cabbage cactus cage calf
+    camel campaign canal candy cannon canyon captain caravan carton cave ceiling cellist cement
+    cereal chain chalk champion channel_list charity cherry chess chicken chin circle circus clay
+    clerk cliff cloak cloth clown coast coconut coffin collar colony column comb comedy company
+    concrete cookie copper coral corner cotton cousin cover cowboy crab crane cream creek cricket
+    crop crowd crown crutch cube cupboard cushion cycle cylinder dairy dagger dancer daughter
+    debate deck deer dentist deputy desert_fox detective diagram dialogue diamond diary dice
+    dinner diploma director disc dish ditch dolphin donkey donor dragon drawer drill drum duck
+    dust eagle earring earth editor egg elbow election elephant embassy emerald emperor envelope
+    essay estate evening exhibit expert export fabric factory fairy falcon family farmer fashion
+    father feast feather fence fiber fiddle figure filter finger fire flag flame flashlight fleet
+    flood flour flute foam folder_name foot football fork_lift fortress fossil frame freezer
+    friend frog fruit funeral fur furnace future gadget garden_hose garlic gasoline geese general
+    ghost giant ginger girl giraffe goal goat gold goose gown grain grandson grape graph grass
+    gravel gravy group guest guard guideline gum gym habit hair hammer hammock hand handle hawk
+    haystack headline heart heater hedge helper herb hero highway hill hinge hobby holiday honey
+    hood hook hostel hour household hunter hurdle husband ice icon idea igloo image import
+    incident index infant ink insect instrument insurance interview iron islander ivory jail jam
+    jar jasmine jeans jelly jersey jewel jockey joke journal journey judge_panel jug jungle kennel
+    keg keyhole kidney king kite kitten knee knight knot label lace ladder lady lake_house lamb
+    land lane laptop_bag laundry lava lawn leaf league leather lecture leg legend lens lesson_plan
+    lever liberty license lid lime linen link lion lip liquid list lizard lobster locker log loop
+    lotion lunch lung machine magazine magnet maid mailbox manager mango mansion manual maple
+    marble march margin marker mask mast master match_box mayor maze meat mechanic medicine melon
+    menu_card merchant mermaid metal_rod microphone midnight mill mine mineral minister mint
+    mirror mission mixer model_train moment monkey month monument morning mosque moss moth mother
+    mouse mouth mud mule muscle mushy musician mustard nail napkin nation nature neck necklace
+    needle neighbor nest net nickel night notebook novelist nurse_call nut oak oar oasis oat
+    object ocean octopus officer oil olive opera orbit orchid organ ornament ostrich otter oven
+    owl owner oyster packet paddle page_mark pain paint palace palm pan panda panel panther pants
+    paper parade parcel_box parent park parrot partner party passport pasta path patio pattern
+    pavement peach peacock peanut pearl pebble pedal pen pencil penguin pepperoni perfume permit
+    pet petal picnic picture pie pig pigeon pile pilgrim pine pioneer pipe pirate pistol pitch
+    pizza plain planet_map plank plaster plastic plaza plot plow plug plum pocket podium poet
+    point poison police_car polka pond pony pool popcorn porch port portrait possum poster pot
+    pottery pouch powder prairie present priest prince princess prison prize problem profile
+    program project_plan promise proof property protein public pudding pulley pulse punch puppet
+    puppy purse puzzle pyramid quarry quartz queen question quill quilt quiz rabbit raccoon rack
+    radar radio rag rail rain rainbow ranch ranger razor reader receipt record_deal reef
+    refrigerator region_code relay remedy rent reptile rescue reservoir resort result_set ribbon
+    rice rifle robin robot rock rod rope rose row royal rubber ruby rug ruin ruler runner saddle
+    safari sail sailor salad salmon salon salt sand sandal sauce saucer sausage saw scale
+    scarecrow scarf scene school_bus science scientist scissors scout screw seal season secret
+    section seed shadow shampoo shark sheep sheet shelf shell shelter sheriff shield shoulder
+    shovel shower shrimp shutter signal silk sink siren sister skate sketch ski skirt skull slave
+    sled sleeve slide slipper slope snail snake snow soap soccer soda sofa soil soldier son soul
+    spade sparrow speech spice spider spinach spine spoon_rest sponge spot spring square squirrel
+    stable staff stair stall statement steak steam steel stem step stereo stick sticker stocking
+    stomach stool storm_door story stove stranger straw stream string stripe submarine suburb
+    subway sugar suit suitcase summer sun supper surface surgeon survey swamp swan sweater swimmer
+    swing sword symbol syrup system tail tailor tank tape target taxi tea_pot teammate teapot tear
+    temple tennis tent terminal textbook textile thief thread throat throne thumb thunder tiger
+    timber tin tire title toad toast tobacco toe toilet tongue tool tooth top torch tornado
+    tortoise towel toy track tractor trade traffic trail train_ticket tray treasure treaty
+    triangle tribe trolley trombone trousers trumpet trunk tub tube tulip tunnel turkey turtle
+    twig twin type umbrella uncle uniform union unit university valley van vase vault vegetable
+    veil velvet vendor verse vessel vest veteran video_call villa vine vinegar virus visitor voice
+    volume vote voyage vulture wagon waist waiter wallet walnut walrus war wardrobe warrior wasp
+    water wave wax weapon weather wedding weed week weekend whale wheat wheel whip whiskey whistle
+    widow wife wind wine wing winner winter wire wizard wolf woman wood wool worker workshop world
+    worm wrench wrist yacht yard yarn year yolk youth zebra zipper zone zoo"""
 )
 ATTRIBUTES = _split(
     """price status size weight height length width age color owner location address name title
     balance stock level speed power temperature pressure humidity rating score rank version state
     date deadline duration distance capacity volume cost fee discount total count number type
-    category language author phone email quantity limit quota mode priority progress"""
+    category language author phone email quantity limit quota mode priority progress range charge
+    density pitch flavor texture origin destination supplier pattern angle radius diameter gender
+    salary profit revenue output input signal bandwidth runtime uptime accuracy precision purity
+    strength hardness smell taste mood energy resolution contrast zoom focus exposure gain offset
+    delay lag tempo rhythm lifetime value worth demand supply growth decline yield loss damage
+    risk threat security permission access role grade class section encoding checksum signature
+    timestamp creator editor reviewer approver manager sponsor partner client attendance audience
+    viewers followers likes comments shares downloads visits clicks impressions conversions
+    interest premium coverage dosage symptoms diagnosis treatment allergy pulse oxygen acidity
+    moisture pollution noise visibility rainfall snowfall sunrise sunset tide resistance torque
+    horsepower fuel emissions doors trim acceleration braking wheelbase payload usage turnover
+    lineage vendor depot ripeness maturity stiffness slope"""
 )
 ADJECTIVES = _split(
     """red big small old new fast slow cold hot warm dark bright cheap rich quiet loud soft hard
-    fresh sweet dry wet happy long short strong weak clean empty full green blue white black"""
+    fresh sweet dry wet happy long short strong weak clean empty full green blue white black
+    ancient angry brave busy calm careful clever crazy curious deep dirty dull eager early easy
+    elegant fancy fat fierce flat foreign fragile funny giant glad grand great hollow huge humble
+    hungry jolly kind large late lazy light little lonely lovely low lucky mad modern nasty neat
+    nervous nice noisy odd orange pale plain polite poor pretty proud pure quick rare raw ready
+    round royal rude sad safe salty scary secret sharp shiny shy sick silly simple single sleepy
+    slim spicy square steep sticky stiff strange sunny super thick thin tidy tight tiny tired
+    tough ugly unique vast warm_hearted wicked wide wild wise wonderful yellow"""
 )
 COLORS = _split("red blue green yellow orange purple black white pink brown gray")
 LANGUAGES = _split("French German Spanish Italian Japanese Chinese English Russian Polish Dutch")

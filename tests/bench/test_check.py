@@ -1,5 +1,6 @@
 """`--check` finds a wrong backend, whatever is wrong with it."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -10,9 +11,14 @@ from torch import Tensor
 from moonlet.bench.check import check_kernels, error_ratio
 from moonlet.cli.main import run
 from moonlet.core.errors import ConfigError, ShapeError
+from moonlet.kernels.attn_res import reference as attn_res
 from moonlet.kernels.kda import reference as kda
 from moonlet.kernels.linear.reference import linear
+from moonlet.kernels.mla import reference as mla
+from moonlet.kernels.mla.pages import LatentPages
+from moonlet.kernels.moe_mxfp4.reference import moe_mxfp4
 from moonlet.kernels.registry import OPERATORS
+from moonlet.kernels.sample.reference import Filters, sample
 from tests.bench.backends import add_backend
 
 COMMAND = ["bench", "kernels", "--check", "--op", "linear", "--repeats", "2"]
@@ -94,14 +100,51 @@ def test_a_wrong_backend_is_found(wrong: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_wrong_state_is_found_where_the_output_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets_the_write(*arguments: Any) -> tuple[Tensor, Tensor]:
-        return kda.kda_step(*arguments)[0], arguments[-1].clone()
+    def forgets_the_write(*arguments: Any) -> Tensor:
+        *inputs, arena, slots = arguments
+        return kda.kda_step(*inputs, arena.clone(), slots)
 
     add_backend(monkeypatch, "kda_step", forgets_the_write)
     # the seed draws shapes of few enough sequences
     record = check("kda_step", num_shapes=6)
     assert record["cases"] > 0
     assert not record["ok"]
+
+
+def ignores_the_mode(*arguments: Any) -> Tensor:
+    return moe_mxfp4(*arguments[:-1])
+
+
+def takes_pages_in_order(q: Tensor, pages: LatentPages, kv_b: Tensor) -> Tensor:
+    order = torch.arange(pages.table_SB.numel()).view_as(pages.table_SB)
+    return mla.mla_decode(q, dataclasses.replace(pages, table_SB=order), kv_b)
+
+
+def joins_the_first(fold: attn_res.BlockFold, index: int, prefix: Tensor, eps: float) -> Tensor:
+    return attn_res.attn_res_join(fold, 0, prefix, eps)
+
+
+def forgets_top_p(logits: Tensor, filters: Filters, uniforms: list[float]) -> Tensor:
+    return sample(logits, dataclasses.replace(filters, top_p_M1=None), uniforms)
+
+
+@pytest.mark.parametrize(
+    ("op", "right", "wrong"),
+    [
+        ("moe_mxfp4", moe_mxfp4, ignores_the_mode),
+        ("mla_decode", mla.mla_decode, takes_pages_in_order),
+        ("attn_res_join", attn_res.attn_res_join, joins_the_first),
+        ("sample", sample, forgets_top_p),
+    ],
+)
+def test_an_argument_that_is_not_heeded_is_found(
+    op: str, right: Any, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the seed draws shapes of few enough sequences, and of more than one page
+    add_backend(monkeypatch, op, right)
+    assert check(op, num_shapes=6)["ok"]
+    add_backend(monkeypatch, op, wrong)
+    assert not check(op, num_shapes=6)["ok"]
 
 
 def test_refusing_everything_after_a_promise_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -6,21 +7,30 @@ from typing import Any
 import pytest
 import torch
 
+from moonlet.bench import engine
 from moonlet.bench.costs import decode_flops, prefill_flops
 from moonlet.bench.engine import DecodeResult, PrefillResult, bench_engine
 from moonlet.bench.step_clock import StepClock, attn_res_clock
-from moonlet.bench.weights import ExpertCount, stored_bytes, touched_bytes
+from moonlet.bench.weights import ExpertCount, bytes_by_dtype, stored_bytes, touched_bytes
 from moonlet.cli.main import run
 from moonlet.core.errors import ConfigError, RequestError
+from moonlet.kernels import _native
+from moonlet.model.latent_moe import Experts
 from moonlet.model.simple_state import NoState
 from moonlet.model.state import BatchMeta
 from moonlet.model.transformer import Transformer
 from moonlet.testing import tiny_config, tiny_model
+from moonlet.train.init import initialize
+from moonlet.train.recipe import InitOptions
+from moonlet.weights.checkpoint import load_for_inference
+from moonlet.weights.loader import LoadedModel
+from moonlet.weights.trunk import quantize_trunk
 from tests.bench.buffers import small_buffers
 from tests.patience import PATIENCE_S
 
 SETTING = {
     *("checkpoint", "dtype", "kernels", "prompt_len", "output_len", "repeats", "threads"),
+    *("weight_bytes_by_dtype", "moe_activation", "trunk"),
     *("isa_level", "probe", "probe_samples", "read_bandwidth_bytes_per_s", "fma_flops_per_s"),
     *("load_average", "rss_before_load_bytes", "rss_bytes", "weight_bytes", "results", "prefill"),
 }
@@ -131,6 +141,33 @@ def test_stored_weights_count_as_they_are_stored() -> None:
     assert touched_bytes(narrow, 1, 2) < 0.6 * touched_bytes(wide, 1, 2)
 
 
+def test_packed_experts_count_their_codes_and_scales() -> None:
+    config = tiny_config()
+    model = Transformer(config)
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module.pack()
+    assert config.moe is not None
+    fewer, all_used = (touched_bytes(model, 1, config.moe.num_experts - n) for n in (1, 0))
+    weights = 3 * config.expert_input_size * config.moe.moe_intermediate_size
+    expert = weights // 2 + weights // 32
+    assert all_used - fewer == expert * len(config.moe_layers)
+    assert bytes_by_dtype(model)["uint8"] == expert * 4 * len(config.moe_layers)
+
+
+def test_an_int8_trunk_counts_its_codes_and_scales() -> None:
+    model = Transformer(tiny_config())
+    initialize(model, model.config, InitOptions(seed=0))
+    before, dtypes = touched_bytes(model, 1, 2), bytes_by_dtype(model)
+    trunk = quantize_trunk(model)
+    assert before - touched_bytes(model, 1, 2) == trunk.bytes_before - trunk.bytes_after
+    after = bytes_by_dtype(model)
+    scales = trunk.bytes_after - after["int8"]
+    assert 0 < scales < after["int8"]
+    assert dtypes == {"float32": stored_bytes(model) + trunk.bytes_before - trunk.bytes_after}
+    assert after["float32"] == dtypes["float32"] - trunk.bytes_before + scales
+
+
 def forward(model: Transformer, rows: int) -> None:
     with torch.no_grad():
         model.forward(torch.arange(rows), BatchMeta.build([rows]), NoState(model.config))
@@ -207,6 +244,68 @@ def test_bad_counts_are_refused(checkpoint: Path, options: dict[str, Any], words
 FLAGS = ["--output-len", "3", "--repeats", "1"]
 
 
+def measured_model(
+    checkpoint: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """The report of a run with some flags, and logits of the model that was measured."""
+    seen: list[LoadedModel] = []
+
+    def load(*arguments: Any, **options: Any) -> LoadedModel:
+        seen.append(load_for_inference(*arguments, **options))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "load_for_inference", load)
+        command = ["bench", "engine", str(checkpoint), *FLAGS, "--streams", "1", "--json"]
+        assert run([*command, *flags]) == 0
+    model, rows = seen[0].model, 9
+    with torch.inference_mode():
+        meta = BatchMeta.build([rows])
+        hidden_TD = model.forward(torch.arange(rows), meta, NoState(model.config))
+        return json.loads(capsys.readouterr().out), model.logits(hidden_TD)
+
+
+def test_the_rounding_of_experts_inputs_is_that_of_the_flag(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = []
+    for mode in ("bf16", "mxfp8", "mxfp8-floor", "int8"):
+        report, logits = measured_model(checkpoint, ["--moe-activation", mode], capsys)
+        assert (report["moe_activation"], report["trunk"]) == (mode, "stored")
+        results.append(logits)
+    for one, other in itertools.combinations(results, 2):
+        assert not torch.equal(one, other)
+        assert torch.allclose(one, other, atol=0.3 * float(results[0].std()))
+    _, default = measured_model(checkpoint, [], capsys)
+    assert torch.equal(default, results[0])
+
+
+@pytest.mark.skipif(not _native.isa_levels(), reason="native kernels are not built")
+def test_the_trunk_is_that_of_the_flag(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored, exact = measured_model(checkpoint, ["--trunk", "stored"], capsys)
+    int8, rounded = measured_model(checkpoint, ["--trunk", "int8"], capsys)
+    assert not torch.equal(exact, rounded)
+    assert (stored["trunk"], int8["trunk"]) == ("stored", "int8")
+    assert set(stored["weight_bytes_by_dtype"]) == {"bfloat16", "uint8", "float32"}
+    assert set(int8["weight_bytes_by_dtype"]) == {"bfloat16", "uint8", "float32", "int8"}
+    for report in (stored, int8):
+        assert sum(report["weight_bytes_by_dtype"].values()) == report["weight_bytes"]
+    saved = stored["weight_bytes"] - int8["weight_bytes"]
+    assert saved > 0
+    of_a_step = [report["results"][0]["weight_bytes_per_step"] for report in (stored, int8)]
+    assert of_a_step[0] - of_a_step[1] == saved
+
+
+@pytest.mark.parametrize("flag", ["--trunk", "--moe-activation"])
+def test_unknown_precisions_are_refused(
+    flag: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", "engine", str(checkpoint), flag, "fp5"]) == 2
+    assert flag in capsys.readouterr().err
+
+
 def test_the_command_prints_json(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*FLAGS, "--streams", "1,2", "--prefill", "4", "--threads", "2", "--json"]
     assert run(["bench", "engine", str(checkpoint), *flags]) == 0
@@ -221,7 +320,8 @@ def test_the_command_prints_tables(checkpoint: Path, capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("tiny, float32, 1 thread(s)")
     assert lines[1].startswith("resident ")
-    assert [line.split()[0] for line in lines[2:]] == ["streams", "1", "8", "prompt", "4", "6"]
+    assert lines[2].startswith("trunk stored, experts' inputs bf16, weights as ")
+    assert [line.split()[0] for line in lines[3:]] == ["streams", "1", "8", "prompt", "4", "6"]
 
 
 def test_bad_flags_are_one_line(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

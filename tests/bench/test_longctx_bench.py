@@ -69,22 +69,21 @@ def test_filled_state_is_what_a_step_attends_to(monkeypatch: pytest.MonkeyPatch)
     view = longctx._View(state, model.config, 3, 2)
     network = longctx._Network("model", model, view)
     meta = BatchMeta.build([1], slots=[1], start_positions=[context - 1])
-    latent, shared, lengths = view.mla(3).view(meta)
-    assert lengths.tolist() == [context]
-    assert latent.shape[1] == context
+    pages = view.mla(3).view(meta)
+    assert pages.lengths_S.tolist() == [context]
+    latent, shared = pages.packed()
+    assert latent.shape == (context, config.mla.kv_lora_rank)
     assert bool((latent.abs().amax(-1) > 0).all())
     assert bool((shared.abs().amax(-1) > 0).all())
-    recurrent, conv = view.kda(1).load(meta)
-    assert bool(recurrent.any())
-    assert bool(conv.any())
+    assert bool(view.kda(1).load(meta).any())
+    assert bool(view.kda(1).load_conv(meta).any())
 
-    before = latent.clone()
     with torch.inference_mode():
         assert network.step(context) > 0
-        first = view.mla(3).view(meta)[0].clone()
+        after, _ = view.mla(3).view(meta).packed()
     # the step wrote its own row and no other
-    assert torch.equal(first[:, :-1], before[:, :-1])
-    assert not torch.equal(first[:, -1], before[:, -1])
+    assert torch.equal(after[:-1], latent[:-1])
+    assert not torch.equal(after[-1], latent[-1])
 
 
 def test_layers_take_the_buffers_in_turn() -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "prefill_flops",
     "rms_norm",
     "route_topk",
+    "sample",
     "short_conv",
     "situ_glu",
     "state_bytes",
@@ -97,11 +98,19 @@ def kda(rows: int, num_seqs: int, heads: int, key: int, value: int) -> Cost:
 
 
 def mla_decode(
-    num_seqs: int, context: int, heads: int, nope: int, shared: int, latent: int, value: int
+    num_seqs: int,
+    context: int,
+    heads: int,
+    nope: int,
+    shared: int,
+    latent: int,
+    value: int,
+    weight_bytes: int = F32,
 ) -> Cost:
     """Absorbed attention of one row per sequence over ``context`` cached rows each.
 
-    Bytes: the cached rows, the expansion, queries and outputs. Operations per head: absorbing the
+    Bytes: the cached rows, the expansion (``weight_bytes`` an element), queries and outputs, not
+    the table of pages. Operations per head: absorbing the
     expansion into query and output 2 R (nope + V), and per cached row its score over R + shared,
     its weight over R, and the softmax.
     """
@@ -110,15 +119,23 @@ def mla_decode(
     rows = num_seqs * heads * (nope + shared + value)
     per_row = 2 * (latent + shared) + 2 * latent + SOFTMAX_FLOPS
     per_head = 2 * latent * (nope + value) + context * per_row
-    return Cost(F32 * (cached + expansion + rows), num_seqs * heads * per_head)
+    num_bytes = F32 * (cached + rows) + weight_bytes * expansion
+    return Cost(num_bytes, num_seqs * heads * per_head)
 
 
 def mla_prefill(
-    rows: int, start: int, heads: int, nope: int, shared: int, latent: int, value: int
+    rows: int,
+    start: int,
+    heads: int,
+    nope: int,
+    shared: int,
+    latent: int,
+    value: int,
+    weight_bytes: int = F32,
 ) -> Cost:
     """Expanded causal attention of ``rows`` new rows of one sequence after ``start`` others.
 
-    Bytes: the cached rows, the expansion, queries and outputs. Operations per head: expanding
+    Bytes as in `mla_decode`. Operations per head: expanding
     every cached row 2 R (nope + V), and per visible pair its score, its weight and the softmax.
     """
     context = start + rows
@@ -128,7 +145,7 @@ def mla_prefill(
     in_out = rows * heads * (nope + shared + value)
     per_pair = 2 * (nope + shared) + 2 * value + SOFTMAX_FLOPS
     per_head = context * 2 * latent * (nope + value) + pairs * per_pair
-    return Cost(F32 * (cached + expansion + in_out), heads * per_head)
+    return Cost(F32 * (cached + in_out) + weight_bytes * expansion, heads * per_head)
 
 
 def attn_res_mix(rows: int, sources: int, size: int) -> Cost:
@@ -190,6 +207,15 @@ def linear(rows: int, size_in: int, size_out: int, weight_bytes: float) -> Cost:
     """Rows in and out, the matrix in as stored (``weight_bytes`` in all, its scales included)."""
     values = rows * (size_in + size_out)
     return Cost(F32 * values + weight_bytes, 2 * rows * size_in * size_out)
+
+
+def sample(rows: int, vocab: int, parameters: int) -> Cost:
+    """Logits and some parameters of every row in, its id out.
+
+    Per logit the maximum, difference, scale, exponential, sum and the running sum of the draw; cuts
+    do no arithmetic.
+    """
+    return Cost(rows * (F32 * vocab + I64 * (parameters + 1)), 6 * rows * vocab)
 
 
 # ---- the whole model ---------------------------------------------------------------------------

@@ -21,13 +21,13 @@ from moonlet.bench.bounds import Bounds
 from moonlet.bench.costs import Cost, StepFlops, decode_flops, prefill_flops
 from moonlet.bench.memory import resident_bytes
 from moonlet.bench.step_clock import Step, StepClock, attn_res_clock
-from moonlet.bench.weights import ExpertCount, stored_bytes, touched_bytes
+from moonlet.bench.weights import ExpertCount, bytes_by_dtype, stored_bytes, touched_bytes
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import ConfigError
 from moonlet.engine.engine import Engine
 from moonlet.engine.request import EngineRequest, SamplingParams
 from moonlet.model.transformer import Transformer
-from moonlet.weights.checkpoint import load_model
+from moonlet.weights.checkpoint import load_for_inference
 
 __all__ = ["DecodeResult", "PrefillResult", "bench_engine"]
 
@@ -70,9 +70,11 @@ def bench_engine(
     output_len: int = 128,
     prefill: Sequence[int] = (),
     repeats: int = 3,
+    moe_activation: str = "bf16",
+    trunk: str = "stored",
     on_run: Callable[[DecodeResult | PrefillResult], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Measure a checkpoint.
+    """Measure a checkpoint with its weights as they are stored.
 
     Args:
         directory: Checkpoint folder.
@@ -81,6 +83,8 @@ def bench_engine(
         output_len: Tokens generated per request.
         prefill: Prompt lengths of the prefill runs; none when empty.
         repeats: Runs per number of streams and per prompt length.
+        moe_activation: As in `load_for_inference`.
+        trunk: As in `load_for_inference`.
         on_run: Called after every run.
 
     Returns:
@@ -88,11 +92,13 @@ def bench_engine(
         length (``prefill``) the median run with its bound and their ratio.
 
     Raises:
-        ConfigError: A count is not positive, or a prompt is longer than the model's context.
+        ConfigError: A count is not positive, a prompt is longer than the model's context, or an
+            option is unknown.
     """
     _check_counts(streams, prompt_len, output_len, prefill, repeats)
     memory = {"rss_before_load_bytes": resident_bytes()}
-    model = load_model(directory).model.eval()
+    loaded = load_for_inference(directory, moe_activation=moe_activation, trunk=trunk)
+    model = loaded.model.eval()
     longest = max(prompt_len + output_len, max(prefill, default=0) + 1)
     with Engine(model, max_num_seqs=max(streams), max_model_len=longest) as engine:
         runs = _Runs(model, engine, prompt_len, output_len)
@@ -107,6 +113,9 @@ def bench_engine(
     return {
         "checkpoint": directory.name,
         "dtype": str(model.dtype).removeprefix("torch."),
+        "weight_bytes_by_dtype": bytes_by_dtype(model),
+        "moe_activation": moe_activation,
+        "trunk": trunk,
         "kernels": {c.op: c.backend for c in model.kernels.choices},
         "prompt_len": prompt_len,
         "output_len": output_len,

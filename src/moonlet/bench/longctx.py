@@ -80,9 +80,15 @@ def _layer(model: Transformer, index: int) -> DecoderLayer:
 
 
 def _share(source: nn.Module, target: nn.Module, but: str = "") -> None:
+    """Give the target's children the tensors of the source's, in modules of their own."""
     for name, child in source.named_children():
-        if name != but:
-            setattr(target, name, child)
+        if name == but:
+            continue
+        for mine, its in zip(child.modules(), target.get_submodule(name).modules(), strict=True):
+            for key, value in mine.named_parameters(recurse=False):
+                setattr(its, key, value)
+            for key, value in mine.named_buffers(recurse=False):
+                setattr(its, key, value)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from moonlet.model.latent_moe import Experts, Router
 from moonlet.model.transformer import Transformer
 
-__all__ = ["ExpertCount", "stored_bytes", "touched_bytes"]
+__all__ = ["ExpertCount", "bytes_by_dtype", "stored_bytes", "touched_bytes"]
 
 
 class ExpertCount:
@@ -55,6 +55,16 @@ def stored_bytes(model: nn.Module) -> int:
     return sum(t.nbytes for module in model.modules() for t in _own_tensors(module))
 
 
+def bytes_by_dtype(model: nn.Module) -> dict[str, int]:
+    """Bytes of parameters and buffers per dtype, the most first."""
+    counts: dict[str, int] = {}
+    for module in model.modules():
+        for tensor in _own_tensors(module):
+            name = str(tensor.dtype).removeprefix("torch.")
+            counts[name] = counts.get(name, 0) + tensor.nbytes
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
 def touched_bytes(model: Transformer, rows: int, distinct_experts: float) -> int:
     """Bytes of weights in memory that one decode step of ``rows`` rows reads.
 
@@ -69,7 +79,7 @@ def touched_bytes(model: Transformer, rows: int, distinct_experts: float) -> int
     total = stored_bytes(model) - table.nbytes + rows * table[0].nbytes
     for module in model.modules():
         if isinstance(module, Experts):
-            tensors = list(_own_tensors(module))
-            untouched = 1 - distinct_experts / tensors[0].shape[0]
-            total -= round(untouched * sum(t.nbytes for t in tensors))
+            # matrices, or their packed pairs
+            untouched = 1 - distinct_experts / module.num_experts
+            total -= round(untouched * sum(t.nbytes for t in _own_tensors(module)))
     return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from moonlet.cli.bench_options import (
     AsJson,
@@ -29,6 +29,8 @@ def engine_command(
     output_len: int = 128,
     prefill: Counts = (),
     repeats: int = 3,
+    moe_activation: Literal["bf16", "mxfp8", "mxfp8-floor", "int8"] = "bf16",
+    trunk: Literal["stored", "int8"] = "stored",
     threads: int = 1,
     plot: Path | None = None,
     as_json: AsJson = False,
@@ -51,6 +53,11 @@ def engine_command(
         Prompt lengths of the prefill runs; logits are computed for the last row only.
     repeats
         Runs per number of streams and prompt length, interleaved; the median is reported.
+    moe_activation
+        Rounding of the routed experts' inputs: none (bf16), MXFP8 groups with ceil or floor
+        scales, or int8 groups.
+    trunk
+        Matrices outside the routed experts: as stored, or int8 with a scale per row.
     threads
         Threads of the operators.
     plot
@@ -69,6 +76,8 @@ def engine_command(
         output_len=output_len,
         prefill=prefill,
         repeats=repeats,
+        moe_activation=moe_activation,
+        trunk=trunk,
     )
     if plot is not None:
         from moonlet.bench.plots import plot_engine
@@ -87,6 +96,11 @@ def _print(report: dict[str, Any]) -> None:
     write_line(
         f"resident {format_bytes(report['rss_bytes'])}, of it {format_bytes(grown)} since before "
         f"loading; weights {format_bytes(report['weight_bytes'])}"
+    )
+    stored = report["weight_bytes_by_dtype"].items()
+    write_line(
+        f"trunk {report['trunk']}, experts' inputs {report['moe_activation']}, weights as "
+        + ", ".join(f"{dtype} {format_bytes(count)}" for dtype, count in stored)
     )
     decode = ("tokens/s", "bound", "ratio", "ms/step", "GB/s", "GFLOP/s", "GFLOP/token", "AttnRes")
     write_table(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moonlet.bench import costs
-from moonlet.bench.cases.case import Case, Shape
+from moonlet.bench.cases.case import Arguments, Case, Shape
+from moonlet.kernels.attn_res.reference import BlockFold
 
 __all__ = ["attn_res_fold", "attn_res_join", "attn_res_mix"]
 
@@ -50,16 +51,16 @@ def attn_res_fold(shape: Shape) -> Iterator[Case]:
 
 
 def attn_res_join(shape: Shape) -> Iterator[Case]:
-    """One sublayer's partial sums and the prefix sum."""
+    """The partial sums of the second of two sublayers, and the prefix sum."""
     rows, size = shape.rows, shape.config.hidden_size
-    yield Case(
-        cost=costs.attn_res_join(rows, size),
-        make=lambda: (
-            shape.normal(rows),
-            1 + shape.normal(rows).abs(),
-            shape.normal(rows, size),
-            shape.normal(rows, size),
-            shape.weight(size),
-            shape.config.rms_norm_eps,
-        ),
-    )
+
+    def make() -> Arguments:
+        fold = BlockFold(
+            m_MT=shape.normal(2, rows),
+            l_MT=1 + shape.normal(2, rows).abs(),
+            acc_MTD=shape.normal(2, rows, size),
+            weight_MD=shape.weight(2, size),
+        )
+        return fold, 1, shape.normal(rows, size), shape.config.rms_norm_eps
+
+    yield Case(cost=costs.attn_res_join(rows, size), make=make)

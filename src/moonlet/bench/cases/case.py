@@ -7,7 +7,7 @@ returns or leaves in its arguments is compared, so a builder says nothing about 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -64,21 +64,23 @@ class Shape:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of nested tuples and lists with every tensor changed."""
+    """Return a copy of nested tuples, lists and dataclasses with every tensor changed."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(item, change) for item in value))
     if isinstance(value, (tuple, list)):
         return type(value)(map_tensors(item, change) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {part.name: getattr(value, part.name) for part in fields(value)}
+        held = {name: change(part) for name, part in parts.items() if isinstance(part, Tensor)}
+        # index arithmetic (`Ragged`) keeps what it has derived
+        return replace(value, **held) if held else value
     return value
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of nested tuples, lists and dataclasses in order; numbers become tensors.
-
-    Index arithmetic (`Ragged`), which only caches what it derives, holds none.
-    """
+    """Yield tensors of nested tuples, lists and dataclasses in order; numbers become tensors."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (bool, int, float)):
@@ -86,9 +88,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors_in(item)
-    elif is_dataclass(value) and hasattr(value, "__slots__"):
-        for name in value.__slots__:
-            yield from tensors_in(getattr(value, name))
+    elif is_dataclass(value) and not isinstance(value, type):
+        for part in fields(value):
+            yield from tensors_in(getattr(value, part.name))
 
 
 def another(arguments: Arguments) -> Arguments:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from moonlet.bench import costs
-from moonlet.bench.cases.case import MAX_SEQS, Case, Shape
+from moonlet.bench.cases.case import MAX_SEQS, Arguments, Case, Shape
 from moonlet.kernels.ragged import Ragged
 
 __all__ = ["kda_chunk", "kda_step", "short_conv"]
 
 # the recurrence adds the rounding of every row before; chunk forms order the sums otherwise
 TOLERANCE = 2e-5
+# slots of the arena that belong to sequences outside the batch
+OTHER_SLOTS = 2
 
 
 def short_conv(shape: Shape) -> Iterator[Case]:
@@ -56,13 +59,19 @@ def _state(shape: Shape, num_seqs: int) -> Tensor:
 
 
 def kda_step(shape: Shape) -> Iterator[Case]:
-    """One row of every sequence."""
+    """One row of every sequence, whose states lie anywhere in an arena."""
     kda, rows = shape.config.kda, shape.rows
     if rows > MAX_SEQS:
         return
+    num_slots = rows + OTHER_SLOTS
+
+    def make() -> Arguments:
+        slots = torch.randperm(num_slots, generator=shape.generator)[:rows]
+        return (*_inputs(shape), _state(shape, num_slots), slots)
+
     yield Case(
         cost=costs.kda(rows, rows, kda.num_heads, kda.head_dim, kda.head_dim),
-        make=lambda: (*_inputs(shape), _state(shape, rows)),
+        make=make,
         tolerance=TOLERANCE,
     )
 

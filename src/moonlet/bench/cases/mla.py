@@ -1,4 +1,8 @@
-"""Cases of latent attention: a decode batch over its context, rows of one sequence after theirs."""
+"""Cases of latent attention: a decode batch over its context, rows of one sequence after theirs.
+
+The context lies in pages in any order, as in the engine. The expansion is float32, or bfloat16 as
+it is published.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,14 @@ import torch
 from torch import Tensor
 
 from moonlet.bench import costs
-from moonlet.bench.cases.case import MAX_SEQS, Case, Shape
+from moonlet.bench.cases.case import MAX_SEQS, Arguments, Case, Shape
+from moonlet.engine.engine import DEFAULT_PAGE_SIZE
+from moonlet.kernels.mla.pages import LatentPages
 from moonlet.kernels.ragged import Ragged
 
 __all__ = ["mla_decode", "mla_prefill"]
+
+STORED = (torch.float32, torch.bfloat16)
 
 
 def _widths(shape: Shape) -> tuple[int, int, int, int, int]:
@@ -26,15 +34,25 @@ def _widths(shape: Shape) -> tuple[int, int, int, int, int]:
     )
 
 
-def _inputs(shape: Shape, num_seqs: int, context: int) -> tuple[Tensor, ...]:
-    """Queries, latents, shared keys and the expansion."""
+def _inputs(
+    shape: Shape, num_seqs: int, context: int, stored: torch.dtype
+) -> tuple[Tensor, LatentPages, Tensor]:
+    """Queries, pages and the expansion."""
     heads, nope, shared, latent, value = _widths(shape)
-    return (
-        shape.normal(shape.rows, heads, nope + shared),
-        shape.normal(num_seqs, context, latent),
-        shape.normal(num_seqs, context, shared),
-        shape.weight(heads, nope + value, latent),
+    per_seq = -(-context // DEFAULT_PAGE_SIZE)
+    order = torch.randperm(num_seqs * per_seq, generator=shape.generator)
+    pages = LatentPages(
+        rows_GLC=shape.normal(num_seqs * per_seq, DEFAULT_PAGE_SIZE, latent + shared),
+        table_SB=order.view(num_seqs, per_seq),
+        lengths_S=torch.full((num_seqs,), context),
+        latent_size=latent,
     )
+    expansion = shape.weight(heads, nope + value, latent).to(stored)
+    return shape.normal(shape.rows, heads, nope + shared), pages, expansion
+
+
+def _label(stored: torch.dtype) -> str:
+    return str(stored).removeprefix("torch.")
 
 
 def mla_decode(shape: Shape) -> Iterator[Case]:
@@ -42,18 +60,25 @@ def mla_decode(shape: Shape) -> Iterator[Case]:
     rows, context = shape.rows, shape.context + 1
     if rows > MAX_SEQS:
         return
-    lengths = torch.full((rows,), context)
-    yield Case(
-        cost=costs.mla_decode(rows, context, *_widths(shape)),
-        make=lambda: (*_inputs(shape, rows, context), lengths),
-    )
+    for stored in STORED:
+        yield Case(
+            label=_label(stored),
+            cost=costs.mla_decode(rows, context, *_widths(shape), stored.itemsize),
+            make=lambda stored=stored: _inputs(shape, rows, context, stored),
+        )
 
 
 def mla_prefill(shape: Shape) -> Iterator[Case]:
     """Rows of one sequence over the context before them and themselves."""
     rows, start = shape.rows, shape.context
-    ragged, starts = Ragged.build([rows]), torch.tensor([start])
-    yield Case(
-        cost=costs.mla_prefill(rows, start, *_widths(shape)),
-        make=lambda: (*_inputs(shape, 1, start + rows), starts, ragged),
-    )
+    ragged = Ragged.build([rows])
+
+    def make(stored: torch.dtype) -> Arguments:
+        return (*_inputs(shape, 1, start + rows, stored), ragged)
+
+    for stored in STORED:
+        yield Case(
+            label=_label(stored),
+            cost=costs.mla_prefill(rows, start, *_widths(shape), stored.itemsize),
+            make=lambda stored=stored: make(stored),
+        )

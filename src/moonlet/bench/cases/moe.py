@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from moonlet.bench import costs
 from moonlet.bench.cases.case import Arguments, Case, Shape
+from moonlet.core.config import MoEConfig
+from moonlet.kernels.microscaling import GROUP_SIZE
+from moonlet.kernels.mxfp4 import Packed
 from moonlet.kernels.registry import resolve
+from moonlet.kernels.situ.gated import GatedActivation
 from moonlet.model.layers import gated_activation
 
-__all__ = ["moe_experts", "route_topk"]
+__all__ = ["moe_experts", "moe_mxfp4", "route_topk"]
+
+# Error ratio per rounding of the products' inputs. Where they are rounded, a hidden value near the
+# border of two codes falls to the other side when its sum runs in another order; one mode taken for
+# another differs by more.
+MODES = {"bf16": 1e-5, "mxfp8": 1e-3, "mxfp8-floor": 1e-3, "int8": 1e-3}
+# exponent bytes around 2^-6: random codes then give products of about the size of their inputs
+MIN_SCALE, NUM_SCALES = 119, 4
 
 
 def route_topk(shape: Shape) -> Iterator[Case]:
@@ -36,13 +48,6 @@ def moe_experts(shape: Shape) -> Iterator[Case]:
     if moe is None:
         return
     experts, active, width = moe.num_experts, moe.num_experts_per_token, moe.moe_intermediate_size
-    activation = gated_activation(shape.config, resolve("cpu", shape.config, is_inference=True))
-    # what a uniform choice touches on average
-    distinct = round(experts * (1 - (1 - active / experts) ** rows))
-
-    def chosen() -> Arguments:
-        ids = shape.normal(rows, experts).topk(active).indices
-        return shape.normal(rows, size), ids, shape.normal(rows, active).softmax(-1)
 
     def stacked(size_out: int, size_in: int) -> Tensor:
         # one matrix scaled differently for every expert: drawing a gigabyte takes long
@@ -51,10 +56,67 @@ def moe_experts(shape: Shape) -> Iterator[Case]:
 
     def make() -> Arguments:
         w1, w3, w2 = stacked(width, size), stacked(width, size), stacked(size, width)
-        return (*chosen(), w1, w3, w2, activation)
+        return (*_chosen(shape, moe, size), w1, w3, w2, _activation(shape))
 
+    distinct = _distinct(moe, rows)
     yield Case(
         cost=costs.moe_experts(rows, active, distinct, size, width, 12 * size * width),
         make=make,
-        another=lambda arguments: (*chosen(), *arguments[3:]),
+        another=lambda arguments: (*_chosen(shape, moe, size), *arguments[3:]),
     )
+
+
+def moe_mxfp4(shape: Shape) -> Iterator[Case]:
+    """As `moe_experts` with packed weights, per rounding; widths become whole groups."""
+    moe, rows = shape.config.moe, shape.rows
+    if moe is None:
+        return
+    experts, active = moe.num_experts, moe.num_experts_per_token
+    size, width = _whole(shape.config.expert_input_size), _whole(moe.moe_intermediate_size)
+
+    def packed(size_out: int, size_in: int) -> Packed:
+        lead = (experts, size_out)
+        codes = _bytes(shape, 256, *lead, size_in // 2)
+        scales = MIN_SCALE + _bytes(shape, NUM_SCALES, *lead, size_in // GROUP_SIZE)
+        return Packed(codes, scales)
+
+    def make(mode: str) -> Arguments:
+        matrices = packed(width, size), packed(width, size), packed(size, width)
+        return (*_chosen(shape, moe, size), *matrices, _activation(shape), mode)
+
+    distinct = _distinct(moe, rows)
+    expert_bytes = 3 * size * width * (1 / 2 + 1 / GROUP_SIZE)
+    for mode, tolerance in MODES.items():
+        yield Case(
+            label=mode,
+            cost=costs.moe_experts(rows, active, distinct, size, width, expert_bytes),
+            make=lambda mode=mode: make(mode),
+            another=lambda arguments: (*_chosen(shape, moe, size), *arguments[3:]),
+            tolerance=tolerance,
+        )
+
+
+def _chosen(shape: Shape, moe: MoEConfig, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, the experts of each and their weights."""
+    rows, active = shape.rows, moe.num_experts_per_token
+    ids = shape.normal(rows, moe.num_experts).topk(active).indices
+    return shape.normal(rows, size), ids, shape.normal(rows, active).softmax(-1)
+
+
+def _distinct(moe: MoEConfig, rows: int) -> int:
+    """What a uniform choice touches on average."""
+    idle = (1 - moe.num_experts_per_token / moe.num_experts) ** rows
+    return round(moe.num_experts * (1 - idle))
+
+
+def _activation(shape: Shape) -> GatedActivation:
+    return gated_activation(shape.config, resolve("cpu", shape.config, is_inference=True))
+
+
+def _whole(size: int) -> int:
+    """Round up to groups."""
+    return -(-size // GROUP_SIZE) * GROUP_SIZE
+
+
+def _bytes(shape: Shape, high: int, *size: int) -> Tensor:
+    return torch.randint(high, size, dtype=torch.uint8, generator=shape.generator)

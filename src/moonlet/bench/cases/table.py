@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from moonlet.bench.cases import activation, attn_res, kda, linear, mla, moe, norm
+from moonlet.bench.cases import activation, attn_res, kda, linear, mla, moe, norm, sample
 from moonlet.bench.cases.case import Builder
 
 __all__ = ["CASES"]
@@ -25,7 +25,9 @@ CASES: Mapping[str, Builder] = {
     "attn_res_join": attn_res.attn_res_join,
     "route_topk": moe.route_topk,
     "moe_experts": moe.moe_experts,
+    "moe_mxfp4": moe.moe_mxfp4,
     "situ_glu": activation.situ_glu,
     "swiglu": activation.swiglu,
     "linear": linear.linear,
+    "sample": sample.sample,
 }

@@ -132,9 +132,7 @@ class Transformer(nn.Module):
             if layer.starts_block
         ]
         embedded_TD = self.embed_tokens(tokens_T).to(self.dtype)
-        stream = open_stream(
-            embedded_TD, self._mixes, boundaries, self.kernels, self.attn_res_form
-        )
+        stream = open_stream(embedded_TD, self._mixes, boundaries, self.kernels, self.attn_res_form)
         for layer in self._decoder_layers():
             layer(stream, meta, state)
         return stream.read()

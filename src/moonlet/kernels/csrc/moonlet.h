@@ -16,7 +16,7 @@ extern "C" {
 #define MOONLET_API __attribute__((visibility("default")))
 
 /* Raised by one with every change of a prototype or of its meaning. */
-#define MOONLET_ABI_VERSION 3
+#define MOONLET_ABI_VERSION 4
 
 /* Status values. */
 #define MOONLET_OK 0

@@ -44,6 +44,7 @@ def test_served_experts_compute_what_was_trained(tmp_path: Path) -> None:
                 parameter.copy_(parameter.bfloat16().float())
     export_model(model, tiny_config(), tmp_path / "model", {})
     served = load_model(tmp_path / "model").model.eval()
+    served.attn_res_form = model.attn_res_form
     qat.enable(qat.expert_modules(model))
     tokens = torch.randint(0, 256, (30,), generator=torch.Generator().manual_seed(0))
     meta = BatchMeta.build([12, 18], logits="all")

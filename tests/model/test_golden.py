@@ -86,10 +86,12 @@ def test_states_and_latent_cache(family: str) -> None:
 def check_state(
     state: golden.DenseState, vectors: dict[str, Tensor], prefix: str, kda: int, mla: int, n: int
 ) -> None:
+    latent_size = golden.shared_model("tiny_k3").config.mla.kv_lora_rank
+    rows_NC = state.mla_layers[mla].rows_GLC[0, :n]
     ours = {
         f"recurrent_state_L{kda}": state.kda_layers[kda].recurrent[0],
-        f"mla_kv_latent_L{mla}": state.mla_layers[mla].latent[0, :n],
-        f"mla_k_rope_L{mla}": state.mla_layers[mla].shared[0, :n],
+        f"mla_kv_latent_L{mla}": rows_NC[:, :latent_size],
+        f"mla_k_rope_L{mla}": rows_NC[:, latent_size:],
     }
     for part, name in zip(state.kda_layers[kda].conv[0].chunk(3), "qkv", strict=True):
         ours[f"conv_state_{name}_L{kda}"] = part

@@ -1,7 +1,7 @@
 """The bounds of a measurement, taken in the same run as what they bound.
 
 A `Bounds` is sampled between the measured runs, so that a busy neighbour or a changed clock slows
-both alike; medians count, over the whole run or over the samples since a `mark`. Work of
+both alike; medians count (of bandwidths, each the best of a few reads in a row), over the whole run or over the samples since a `mark`. Work of
 `num_bytes` and `flops` cannot take less than
 
     max(num_bytes / read bandwidth, flops / multiply-add peak)
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from moonlet.bench.costs import Cost
-from moonlet.bench.memory import ReadProbe
+from moonlet.bench.memory import SLICES, ReadProbe
 from moonlet.kernels import _native, probe
 
 __all__ = ["Bounds"]
@@ -44,7 +44,8 @@ class Bounds:
 
     def sample(self) -> None:
         """Measure both once; call it before, between and after the measured runs."""
-        self._bandwidths.append(self._reader.sample())
+        # memory that rested is slow at first touch, which the weights in use never are
+        self._bandwidths.append(max(self._reader.sample() for _ in range(SLICES)))
         began = time.perf_counter()
         flops = self._multiply_add()
         self._peaks.append(flops / (time.perf_counter() - began))

@@ -14,7 +14,8 @@ namespace MOONLET_ISA {
 namespace {
 
 constexpr int64_t kMaxStreamedSlots = 24;
-constexpr int64_t kRowBatch = 128;
+// rows that share one packing; more than an expert usually gets from a chunk of 512
+constexpr int64_t kRowBatch = 256;
 constexpr int64_t kPanelDepth = 2 * kBlock;
 constexpr int64_t kPrefetchBytes = 8192;
 constexpr int kMaxGroup = 8;

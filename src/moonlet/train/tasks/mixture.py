@@ -34,6 +34,8 @@ EFFORTS: tuple[tuple[bool, str | None, Style, float], ...] = (
 )
 TOOL_SHARE = 0.55
 SYSTEM_SHARE = 0.18
+# of declared tools, those that are not invented
+EVERYDAY_SHARE, EVERYDAY_SHARE_HELDOUT = 0.45, 0.35
 # calls per conversation are few: a tool turn is about three times as long as another turn
 _PLAIN_TURNS = ((1, 2, 3, 4, 5), (40, 15, 15, 15, 15))
 _TOOL_TURNS = ((1, 2, 3), (58, 32, 10))
@@ -98,9 +100,10 @@ def draw_tools(
     """
     count = rng.choices((1, 2, 3), weights=counts)[0]
     shared = lexicon.noun(rng) if rng.random() < 0.3 else None
+    everyday_share = EVERYDAY_SHARE_HELDOUT if lexicon.heldout else EVERYDAY_SHARE
     tools: list[Tool] = []
     while len(tools) < count:
-        if rng.random() < 0.35:
+        if rng.random() < everyday_share:
             tool = everyday_tool(rng, lexicon)
         else:
             tool = invented_tool(rng, lexicon, difficulty, shared)
@@ -168,14 +171,14 @@ def _turn_with_tools(
     calls: int,
 ) -> Turn:
     draw = rng.random()
-    if draw < 0.80:
+    if draw < 0.83:
         asks = [ask_tool(rng, lexicon, rng.choice(tools))]
         if rng.random() < 0.04 * difficulty:
             asks.append(ask_tool(rng, lexicon, rng.choice(tools)))
         return tool_turn(asks, style, calls)
-    if draw < 0.88 and not any(tool.is_calculator for tool in tools):
+    if draw < 0.90 and not any(tool.is_calculator for tool in tools):
         return arithmetic_turn(rng, lexicon, style)
-    if draw < 0.92:
+    if draw < 0.93:
         stranger = invented_tool(rng, lexicon, difficulty)
         return reply_turn(ask_tool(rng, lexicon, stranger).text, "decline", style)
     return frame_turn(rng, lexicon, style, with_tools=True)

@@ -27,6 +27,7 @@ from typing import Any
 
 from moonlet.train.tasks.lexicon import Lexicon
 from moonlet.train.tasks.sample import Expect, ExpectedCall, Message, Style, Turn, assistant
+from moonlet.train.tasks.tool_families import family_tool
 from moonlet.train.tasks.tool_notation import ToolSpec
 from moonlet.train.tasks.tool_specs import LOOKUPS
 from moonlet.train.tasks.tool_specs_actions import ACTIONS
@@ -64,6 +65,8 @@ _PLAIN_WORDS = frozenset(
     }
 )  # fmt: skip
 MAX_SHARED = 3
+# of everyday tools, those around a random noun
+FAMILY_SHARE = 0.45
 _QUOTABLE = ("text", "query", "pair", "person", "noun", "word", "city")
 _FREE_TEXT = ("text", "query", "pair", "noun")
 
@@ -149,6 +152,8 @@ def everyday_tool(rng: random.Random, lexicon: Lexicon) -> Tool:
     """Draw a tool from the specifications of this side of the split."""
     if lexicon.heldout:
         return from_spec(rng, rng.choice(HELDOUT_SPECS))
+    if rng.random() < FAMILY_SHARE:
+        return from_spec(rng, family_tool(rng, lexicon))
     # the first lookups are the ones that people try first
     if rng.random() < 0.25:
         return from_spec(rng, rng.choice(LOOKUPS[:6]))

@@ -1,8 +1,8 @@
 """The bounds of a measurement, taken in the same run as what they bound.
 
 A `Bounds` is sampled between the measured runs, so that a busy neighbour or a changed clock slows
-both alike; medians count (of bandwidths, each the best of a few reads in a row), over the whole run or over the samples since a `mark`. Work of
-`num_bytes` and `flops` cannot take less than
+both alike; medians count, of bandwidths each the best of a few reads in a row, over the whole run
+or over the samples since a `mark`. Work of `num_bytes` and `flops` cannot take less than
 
     max(num_bytes / read bandwidth, flops / multiply-add peak)
 """

@@ -1,9 +1,9 @@
 // Four MXFP4 groups in registers, and rounding of activations in the same order of elements.
 //
 // Like lanes.h: every level gets its private copy (anonymous namespace). A block is 128 elements of
-// a row, in eight parts of sixteen. Part j holds the elements 8 i + j at its places i: taking nibble j
-// of sixteen 32-bit words needs one shift and one lookup, and places 4 g .. 4 g + 3 belong to group g.
-// Rows that are multiplied with such weights are permuted once into the same order.
+// a row, in eight parts of sixteen. Part j holds the elements 8 i + j at its places i: taking nibble
+// j of sixteen 32-bit words needs one shift and one lookup, and places 4 g .. 4 g + 3 belong to
+// group g. Rows that are multiplied with such weights are permuted once into the same order.
 #pragma once
 
 #include <stdint.h>
@@ -113,7 +113,8 @@ MOONLET_INLINE void round_mxfp8(Lanes (&part)[kParts], bool is_floor) {
   const IntLanes is_finite = as_bits(most) < 0x7F800000;
   // 2^(biased - 127) and its inverse, by bit pattern; biased is at most 246 here
   const IntLanes is_subnormal = biased == 0;
-  const Lanes scale = as_floats((biased << 23) | (is_subnormal & static_cast<int32_t>(kSmallestScale)));
+  const IntLanes smallest = is_subnormal & static_cast<int32_t>(kSmallestScale);
+  const Lanes scale = as_floats((biased << 23) | smallest);
   const Lanes inverse = as_floats((254 - biased) << 23);
   for (int j = 0; j < kParts; ++j) {
     const Lanes y = clamped(part[j] * inverse, 448.0f);

@@ -26,13 +26,13 @@ void absorb(const MlaShape& shape, const MlaWeights& weights, const MlaPass& pas
       for (int64_t r = shape.latent_size; r < size; ++r) row[r] = 0.0f;
     }
     const Left part = {q + n, stride, 1};
-    const Right right = {scratch.weights, size, kWidth};
+    const Right right = {scratch.weights, size, kLanes};
     if (n == 0) {
       product<Old::kDropped>(out, shape.num_heads * size, part, right, pass.num_rows, depth,
-                             size / kWidth, nullptr, nullptr);
+                             size / kLanes, nullptr, nullptr);
     } else {
       product<Old::kAdded>(out, shape.num_heads * size, part, right, pass.num_rows, depth,
-                           size / kWidth, nullptr, nullptr);
+                           size / kLanes, nullptr, nullptr);
     }
   }
 }
@@ -40,13 +40,13 @@ void absorb(const MlaShape& shape, const MlaWeights& weights, const MlaPass& pas
 // A row's absorbed queries and the parts that meet the shared key, scaled, with heads in lanes.
 void turn(const MlaShape& shape, const MlaPass& pass, int64_t row, float* out) {
   const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(shape.query_size));
-  for (int64_t head = 0; head < shape.num_heads; head += kWidth, out += kWidth * shape.row_size) {
-    const int64_t heads = smaller(kWidth, shape.num_heads - head);
+  for (int64_t head = 0; head < shape.num_heads; head += kLanes, out += kLanes * shape.row_size) {
+    const int64_t heads = smaller(kLanes, shape.num_heads - head);
     const int64_t at = row * shape.num_heads + head;
     transpose_rows(out, pass.absorbed + at * shape.padded_latent, shape.padded_latent, heads,
                    shape.latent_size, scale);
     const float* shared = pass.q + at * shape.query_size + shape.nope_size;
-    transpose_rows(out + kWidth * shape.latent_size, shared, shape.query_size, heads,
+    transpose_rows(out + kLanes * shape.latent_size, shared, shape.query_size, heads,
                    shape.shared_size, scale);
   }
 }
@@ -71,7 +71,7 @@ void attend(const MlaShape& shape, const MlaContext& context, const MlaPass& pas
                          smaller(kMlaQueries, shape.num_heads - head)};
       const Running running = {partial.max + head, partial.sum + head,
                                partial.out + head * shape.padded_latent, shape.padded_latent,
-                               shape.padded_latent / kWidth};
+                               shape.padded_latent / kLanes};
       attend_block(q, block, count, n == first, running, scratch.scores, scratch.keep, &ahead);
     }
   }
@@ -93,13 +93,13 @@ float join(const MlaShape& shape, const MlaPass& pass, int64_t row, int64_t head
     const float weight = exponential_of(part.max[head] - top);
     const float* in = part.out + head * shape.padded_latent;
     sum += weight * part.sum[head];
-    for (int64_t r = 0; r < shape.padded_latent; r += kWidth) {
-      const Vec old = i == first ? Vec{} : load(out + r);
+    for (int64_t r = 0; r < shape.padded_latent; r += kLanes) {
+      const Lanes old = i == first ? Lanes{} : load(out + r);
       store(out + r, old + weight * load(in + r));
     }
   }
   const float share = 1.0f / sum;
-  for (int64_t r = 0; r < shape.padded_latent; r += kWidth) store(out + r, share * load(out + r));
+  for (int64_t r = 0; r < shape.padded_latent; r += kLanes) store(out + r, share * load(out + r));
   for (int64_t r = shape.latent_size; r < shape.padded_latent; ++r) out[r] = 0.0f;
   return top;
 }
@@ -130,8 +130,8 @@ void finish(const MlaShape& shape, const MlaWeights& weights, const MlaPass& pas
       widen_values(shape, weights, head, shape.nope_size + v, scratch.weights);
       for (int64_t i = 0; i < rows; ++i) {
         const float* latent = scratch.block + i * size;
-        Vec sum[kDots] = {};
-        for (int64_t r = 0; r < size; r += kWidth) {
+        Lanes sum[kDots] = {};
+        for (int64_t r = 0; r < size; r += kLanes) {
           for (int64_t k = 0; k < kDots; ++k) {
             sum[k] += load(scratch.weights + k * size + r) * load(latent + r);
           }

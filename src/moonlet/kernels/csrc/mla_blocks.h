@@ -10,7 +10,7 @@ namespace moonlet {
 namespace MOONLET_ISA {
 namespace {
 
-// Queries in lanes: [groups][depth][kWidth], scaled, zero lanes beyond `count`.
+// Queries in lanes: [groups][depth][kLanes], scaled, zero lanes beyond `count`.
 struct Queries {
   const float* data;
   int64_t depth, count;
@@ -75,24 +75,24 @@ void widen(const MlaWeights& weights, int64_t first, int64_t count, float* out) 
 
 // Turns the scores of one group of queries into weights; `limit` is the last row each lane sees.
 template <bool Hides>
-MOONLET_INLINE void soften(float* scores, int64_t rows, IntVec limit, bool is_first, float* max,
+MOONLET_INLINE void soften(float* scores, int64_t rows, IntLanes limit, bool is_first, float* max,
                            float* sum, float* keep) {
-  const Vec lowest = fill(-__builtin_inff());
-  const Vec before = is_first ? lowest : load(max);
-  Vec top = before;
+  const Lanes lowest = fill(-__builtin_inff());
+  const Lanes before = is_first ? lowest : load(max);
+  Lanes top = before;
   for (int64_t n = 0; n < rows; ++n) {
-    Vec s = load(scores + n * kMlaQueries);
+    Lanes s = load(scores + n * kMlaQueries);
     if (Hides) s = limit >= static_cast<int32_t>(n) ? s : lowest;
     top = larger(s, top);
   }
-  Vec add = {};
+  Lanes add = {};
   for (int64_t n = 0; n < rows; ++n) {
-    Vec weight = exponential(load(scores + n * kMlaQueries) - top);
-    if (Hides) weight = limit >= static_cast<int32_t>(n) ? weight : Vec{};
+    Lanes weight = exponential(load(scores + n * kMlaQueries) - top);
+    if (Hides) weight = limit >= static_cast<int32_t>(n) ? weight : Lanes{};
     store(scores + n * kMlaQueries, weight);
     add += weight;
   }
-  const Vec kept = is_first ? Vec{} : exponential(before - top);
+  const Lanes kept = is_first ? Lanes{} : exponential(before - top);
   store(keep, kept);
   store(max, top);
   store(sum, is_first ? add : kept * load(sum) + add);
@@ -102,14 +102,14 @@ MOONLET_INLINE void soften(float* scores, int64_t rows, IntVec limit, bool is_fi
 // seen a row before or sees one now. At most kMlaQueries queries and kMlaBlock rows.
 void attend_block(const Queries& q, const ContextBlock& block, int64_t limit, bool is_first,
                   const Running& running, float* scores, float* keep, Ahead* ahead) {
-  const int64_t groups = (q.count + kWidth - 1) / kWidth;
+  const int64_t groups = (q.count + kLanes - 1) / kLanes;
   deep_product(scores, kMlaQueries, {block.keys, block.stride, 1},
-               {q.data, kWidth, q.depth * kWidth}, block.rows, q.depth, groups, ahead);
-  IntVec lane;
-  for (int i = 0; i < kWidth; ++i) lane[i] = i;
+               {q.data, kLanes, q.depth * kLanes}, block.rows, q.depth, groups, ahead);
+  IntLanes lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
   const bool hides = limit < block.rows - 1;
   for (int64_t g = 0; g < groups; ++g) {
-    const int64_t j = g * kWidth;
+    const int64_t j = g * kLanes;
     if (hides) {
       soften<true>(scores + j, block.rows, lane + static_cast<int32_t>(limit + j), is_first,
                    running.max + j, running.sum + j, keep + j);
@@ -119,7 +119,7 @@ void attend_block(const Queries& q, const ContextBlock& block, int64_t limit, bo
     }
   }
   const Left weights = {scores, 1, kMlaQueries};
-  const Right values = {block.values, block.stride, kWidth};
+  const Right values = {block.values, block.stride, kLanes};
   if (is_first) {
     product<Old::kDropped>(running.out, running.stride, weights, values, q.count, block.rows,
                            running.value_groups, nullptr, ahead);

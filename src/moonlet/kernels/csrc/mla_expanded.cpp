@@ -17,9 +17,9 @@ void prepare_weights(const MlaShape& shape, const MlaWeights& weights, int64_t h
   const int64_t sizes[] = {shape.nope_size, shape.value_size};
   const int64_t padded[] = {shape.padded_nope, shape.padded_value};
   for (int part = 0; part < 2; ++part) {
-    for (int64_t o = 0; o < padded[part]; o += kWidth, out += kWidth * shape.latent_size) {
+    for (int64_t o = 0; o < padded[part]; o += kLanes, out += kLanes * shape.latent_size) {
       const int64_t left = sizes[part] - o;
-      const int64_t rows = left < 0 ? 0 : smaller(kWidth, left);
+      const int64_t rows = left < 0 ? 0 : smaller(kLanes, left);
       const int64_t at = head * shape.weight_rows + firsts[part] + o;
       widen(weights, at * shape.latent_size, rows * shape.latent_size, scratch.wide);
       transpose_rows(out, scratch.wide, shape.latent_size, rows, shape.latent_size, 1.0f);
@@ -33,27 +33,27 @@ void prepare_queries(const MlaShape& shape, const MlaExpandedTask& task,
   const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(shape.query_size));
   const int64_t stride = shape.num_heads * shape.query_size;
   float* out = scratch.queries;
-  for (int64_t i = 0; i < task.num_rows; i += kWidth, out += kWidth * shape.key_size) {
-    const int64_t rows = smaller(kWidth, task.num_rows - i);
+  for (int64_t i = 0; i < task.num_rows; i += kLanes, out += kLanes * shape.key_size) {
+    const int64_t rows = smaller(kLanes, task.num_rows - i);
     const float* q = task.q + i * stride;
-    float* nope = out + shape.shared_size * kWidth;
+    float* nope = out + shape.shared_size * kLanes;
     transpose_rows(out, q + shape.nope_size, stride, rows, shape.shared_size, scale);
     transpose_rows(nope, q, stride, rows, shape.nope_size, scale);
-    for (int64_t j = shape.nope_size * kWidth; j < shape.padded_nope * kWidth; ++j) nope[j] = 0.0f;
+    for (int64_t j = shape.nope_size * kLanes; j < shape.padded_nope * kLanes; ++j) nope[j] = 0.0f;
   }
 }
 
 void expand(const MlaShape& shape, const MlaContext& context, int64_t first, int64_t count,
             const MlaExpandedScratch& scratch) {
   const size_t shared_bytes = static_cast<size_t>(shape.shared_size) * sizeof(float);
-  const Right weights = {scratch.weights, kWidth, kWidth * shape.latent_size};
+  const Right weights = {scratch.weights, kLanes, kLanes * shape.latent_size};
   for (int64_t n = 0; n < count; n += kMlaBlock) {
     const int64_t num_rows = smaller(kMlaBlock, count - n);
     const Rows rows = rows_of(context, first + n, num_rows, true, scratch.block, shape.padded_row);
     float* out = scratch.expanded + n * shape.expanded_size;
     deep_product(out + shape.shared_size, shape.expanded_size,
                  {rows.data, rows.stride, 1}, weights, num_rows, shape.latent_size,
-                 (shape.padded_nope + shape.padded_value) / kWidth, nullptr);
+                 (shape.padded_nope + shape.padded_value) / kLanes, nullptr);
     for (int64_t i = 0; i < num_rows; ++i) {
       const float* row = rows.data + i * rows.stride;
       memcpy(out + i * shape.expanded_size, row + shape.latent_size, shared_bytes);
@@ -69,7 +69,7 @@ void attend_rows(const MlaShape& shape, const MlaExpandedTask& task, int64_t fir
                        smaller(kMlaQueries, task.num_rows - j)};
     const Running running = {scratch.max + j, scratch.sum + j,
                              scratch.out + j * shape.padded_value, shape.padded_value,
-                             shape.padded_value / kWidth};
+                             shape.padded_value / kLanes};
     const int64_t seen = task.position + j + q.count - first;  // by the last of these queries
     for (int64_t n = 0; n < smaller(count, seen); n += kMlaBlock) {
       const float* keys = scratch.expanded + n * shape.expanded_size;

@@ -5,7 +5,7 @@
 // fell into nor on its neighbours. Include inside a file that is compiled once per level.
 #pragma once
 
-#include "vectors.h"
+#include "transpose.h"
 
 namespace moonlet {
 namespace MOONLET_ISA {
@@ -17,7 +17,7 @@ struct Left {
   int64_t row, column;
 };
 
-// Vector (k, g) at data[k * row + g * group]; one vector per k and group of kWidth columns.
+// Vector (k, g) at data[k * row + g * group]; one vector per k and group of kLanes columns.
 struct Right {
   const float* data;
   int64_t row, group;
@@ -48,17 +48,17 @@ MOONLET_INLINE void bring(Ahead* ahead) {
 enum class Old { kDropped, kAdded, kScaled };
 
 // tiles of this height fill the registers with sums: 24 of 32 with AVX-512, else 12 of 16
-constexpr int kTileRows = kWidth == 16 ? 8 : 4;
+constexpr int kTileRows = kLanes == 16 ? 8 : 4;
 constexpr int kTileGroups = 3;
 
 template <int R, int P, Old kOld>
 MOONLET_INLINE void tile(float* out, int64_t ldo, Left left, Right right, int64_t depth,
                          const float* scale, Ahead* ahead) {
-  Vec sum[R][P] = {};
+  Lanes sum[R][P] = {};
   for (int64_t k = 0; k < depth;) {
     const int64_t end = k + kAheadSteps < depth ? k + kAheadSteps : depth;
     for (; k < end; ++k) {
-      Vec r[P];
+      Lanes r[P];
       for (int p = 0; p < P; ++p) r[p] = load(right.data + k * right.row + p * right.group);
       for (int i = 0; i < R; ++i) {
         const float l = left.data[i * left.row + k * left.column];
@@ -69,7 +69,7 @@ MOONLET_INLINE void tile(float* out, int64_t ldo, Left left, Right right, int64_
   }
   for (int i = 0; i < R; ++i) {
     for (int p = 0; p < P; ++p) {
-      float* o = out + i * ldo + p * kWidth;
+      float* o = out + i * ldo + p * kLanes;
       if (kOld == Old::kAdded) sum[i][p] += load(o);
       if (kOld == Old::kScaled) sum[i][p] += scale[i] * load(o);
       store(o, sum[i][p]);
@@ -93,7 +93,7 @@ MOONLET_INLINE void panel(float* out, int64_t ldo, Left left, Right right, int64
   }
 }
 
-// out[rows][groups of kWidth] = left right, plus what kOld says: nothing, the old value, or its
+// out[rows][groups of kLanes] = left right, plus what kOld says: nothing, the old value, or its
 // rows times scale[row]; only kScaled reads `scale`. `ahead` may be null.
 template <Old kOld>
 __attribute__((noinline)) void product(float* out, int64_t ldo, Left left, Right right,
@@ -102,14 +102,14 @@ __attribute__((noinline)) void product(float* out, int64_t ldo, Left left, Right
   int64_t g = 0;
   for (; g + kTileGroups <= groups; g += kTileGroups) {
     const Right part = {right.data + g * right.group, right.row, right.group};
-    panel<kTileRows, kTileGroups, kOld>(out + g * kWidth, ldo, left, part, rows, depth, scale,
+    panel<kTileRows, kTileGroups, kOld>(out + g * kLanes, ldo, left, part, rows, depth, scale,
                                         ahead);
   }
   const Right part = {right.data + g * right.group, right.row, right.group};
   if (groups - g == 2) {
-    panel<kTileRows, 2, kOld>(out + g * kWidth, ldo, left, part, rows, depth, scale, ahead);
+    panel<kTileRows, 2, kOld>(out + g * kLanes, ldo, left, part, rows, depth, scale, ahead);
   } else if (groups - g == 1) {
-    panel<kTileRows, 1, kOld>(out + g * kWidth, ldo, left, part, rows, depth, scale, ahead);
+    panel<kTileRows, 1, kOld>(out + g * kLanes, ldo, left, part, rows, depth, scale, ahead);
   }
 }
 

@@ -63,6 +63,13 @@ def test_without_native_kernels_weights_are_widened(monkeypatch):
         load_for_inference(folder(), kernels={"linear": "cpu"})
 
 
+def test_wanted_backends_are_used_with_and_without_stored_weights():
+    wanted = {"kda_chunk": "reference", "linear": "reference"}
+    model = load_for_inference(folder(), kernels=wanted).model
+    assert model.kernels.backend("kda_chunk") == model.kernels.backend("linear") == "reference"
+    assert model.lm_head.weight.dtype == torch.float32
+
+
 def test_every_option_changes_the_logits_and_bad_ones_are_refused():
     plain = logits(load_for_inference(folder()).model)
     options = [{"moe_activation": mode} for mode in ("mxfp8", "mxfp8-floor", "int8")]

@@ -19,6 +19,7 @@ from moonlet.core.errors import CheckpointError, ConfigError, TensorShapeMismatc
 from moonlet.core.hf_config import CheckpointConfig
 from moonlet.kernels import mxfp4
 from moonlet.kernels.moe_mxfp4.reference import MODES
+from moonlet.kernels.registry import resolve
 from moonlet.model.latent_moe import Experts
 from moonlet.model.transformer import Transformer
 from moonlet.weights.checkpoint import Checkpoint, OnProgress
@@ -26,7 +27,7 @@ from moonlet.weights.extents import TensorExtent
 from moonlet.weights.names import PACKED, SCALE, TEXT_PREFIX, Slot, is_vision, to_name, to_slot
 from moonlet.weights.reader import ShardReader
 from moonlet.weights.report import VerificationReport
-from moonlet.weights.stored import build_as_stored, serving_kernels
+from moonlet.weights.stored import build_as_stored, reads_as_stored
 from moonlet.weights.trunk import quantize_trunk
 
 __all__ = ["LoadedModel", "flatten_a_log", "load_checkpoint", "load_into", "set_precision"]
@@ -56,14 +57,24 @@ def load_checkpoint(
     on_progress: OnProgress | None = None,
     mode: str = "mmap",
 ) -> LoadedModel:
-    """Build the model of an opened checkpoint and fill it; see `load_model`."""
+    """Build the model of an opened checkpoint and fill it.
+
+    Args:
+        checkpoint: Opened and clean.
+        dtype: Of every parameter, see `load_model`; None for inference on weights as stored, see
+            `load_for_inference`.
+        kernels: A `Kernels` table with a dtype; wanted backends without one.
+        on_progress: Called with ``(bytes done, bytes in total)`` after each tensor.
+        mode: ``mmap`` or ``pread``.
+    """
     checkpoint.report.raise_unless_loadable(str(checkpoint.directory))
     if dtype is None:
-        served = serving_kernels(checkpoint.config.text, kernels or "auto")
-        if served is not None:
-            model = build_as_stored(checkpoint.config.text, served, checkpoint.extents)
+        config = checkpoint.config.text
+        chosen = resolve("cpu", config, kernels or "auto", is_inference=True)
+        if reads_as_stored(chosen):
+            model = build_as_stored(config, chosen, checkpoint.extents)
         else:
-            model = Transformer(checkpoint.config.text, attn_res_form="two_phase")
+            model = Transformer(config, chosen, attn_res_form="two_phase")
     else:
         model = Transformer(
             checkpoint.config.text, kernels=kernels, dtype=dtype, attn_res_form="two_phase"

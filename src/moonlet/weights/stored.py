@@ -12,25 +12,22 @@ import torch
 from torch import nn
 
 from moonlet.core.config import ModelConfig
-from moonlet.kernels.registry import Kernels, resolve
+from moonlet.kernels.registry import Kernels
 from moonlet.model.latent_moe import Experts
 from moonlet.model.transformer import Transformer
 from moonlet.weights.extents import TensorExtent
 from moonlet.weights.names import PACKED, to_slot
 
-__all__ = ["build_as_stored", "serving_kernels"]
+__all__ = ["build_as_stored", "reads_as_stored"]
 
 # matrices that an operator reads in bfloat16; everything else is widened when it is loaded
 _MATRICES = ("_proj.weight", "embed_tokens.weight", "lm_head.weight", "gate.weight")
 _EXPERT_MATRICES = (".w1", ".w2", ".w3")
 
 
-def serving_kernels(
-    config: ModelConfig, wanted: Mapping[str, str] | str = "auto"
-) -> Kernels | None:
-    """Return the kernels that read weights as stored, or None where they cannot serve here."""
-    kernels = resolve("cpu", config, wanted, is_inference=True)
-    return kernels if kernels.backend("linear") == "cpu" else None
+def reads_as_stored(kernels: Kernels) -> bool:
+    """Return whether the kernels serve weights in their stored dtypes without widening a copy."""
+    return kernels.backend("linear") == "cpu"
 
 
 def build_as_stored(
@@ -40,7 +37,7 @@ def build_as_stored(
 
     Args:
         config: Architecture.
-        kernels: From `serving_kernels`.
+        kernels: Operators of which `reads_as_stored` is true.
         extents: Tensors of the checkpoint.
 
     Returns:

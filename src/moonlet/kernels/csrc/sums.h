@@ -12,6 +12,18 @@ namespace moonlet {
 namespace MOONLET_ISA {
 namespace {
 
+// Sums run over sixteen lanes at every level: fewer would round twice to four times as much.
+constexpr int64_t kSumLanes = 16;
+constexpr int64_t kVectors = kSumLanes / kLanes;
+
+// Folds the vectors of one sum, lane i to lane i + half, until one vector is left.
+MOONLET_INLINE Lanes in_halves(Lanes* v) {
+  for (int64_t n = kVectors / 2; n > 0; n /= 2) {
+    for (int64_t i = 0; i < n; ++i) v[i] += v[i + n];
+  }
+  return v[0];
+}
+
 MOONLET_INLINE Lanes load_part(const float* p) { return load(p); }
 
 // Values stored as bfloat16: the upper halves of float32.
@@ -38,22 +50,25 @@ MOONLET_INLINE Lanes load_part(const uint16_t* p) {
 template <int R, int C, typename Value>
 MOONLET_INLINE void dot_products(const float* const* x, const Value* const* y, int64_t size,
                                  float (*sums)[C], float* squares) {
-  Lanes sum[R][C] = {}, square[R] = {};
+  Lanes sum[R][C][kVectors] = {}, square[R][kVectors] = {};
   const auto add = [&](const float* const* a, const Value* const* b, int64_t at) {
-    Lanes v[R];
-    for (int r = 0; r < R; ++r) v[r] = load_part(a[r] + at);
-    for (int r = 0; squares && r < R; ++r) square[r] += v[r] * v[r];
-    for (int c = 0; c < C; ++c) {
-      const Lanes w = load_part(b[c] + at);
-      for (int r = 0; r < R; ++r) sum[r][c] += v[r] * w;
+    for (int64_t p = 0; p < kVectors; ++p) {
+      const int64_t from = at + p * kLanes;
+      Lanes v[R];
+      for (int r = 0; r < R; ++r) v[r] = load_part(a[r] + from);
+      for (int r = 0; squares && r < R; ++r) square[r][p] += v[r] * v[r];
+      for (int c = 0; c < C; ++c) {
+        const Lanes w = load_part(b[c] + from);
+        for (int r = 0; r < R; ++r) sum[r][c][p] += v[r] * w;
+      }
     }
   };
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) add(x, y, i);
+  for (; i + kSumLanes <= size; i += kSumLanes) add(x, y, i);
   if (i < size) {
     // the rest of the rows, filled up with zeros
-    float x_end[R][kLanes] = {};
-    Value y_end[C][kLanes] = {};
+    float x_end[R][kSumLanes] = {};
+    Value y_end[C][kSumLanes] = {};
     const float* a[R];
     const Value* b[C];
     for (int r = 0; r < R; ++r) {
@@ -67,8 +82,8 @@ MOONLET_INLINE void dot_products(const float* const* x, const Value* const* y, i
     add(a, b, 0);
   }
   for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < C; ++c) sums[r][c] = total(sum[r][c]);
-    if (squares) squares[r] = total(square[r]);
+    for (int c = 0; c < C; ++c) sums[r][c] = total(in_halves(sum[r][c]));
+    if (squares) squares[r] = total(in_halves(square[r]));
   }
 }
 

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -65,3 +67,38 @@ def test_a_malformed_thread_number_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     with pytest.raises(ConfigError, match="many"):
         env.bound_threads()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is asked on Linux only")
+@pytest.mark.parametrize(
+    ("command", "given", "expected"),
+    [
+        ("train", None, "glibc.malloc.hugetlb=1"),
+        ("train", "glibc.malloc.check=0", "glibc.malloc.check=0"),
+        ("serve", None, "absent"),
+    ],
+)
+def test_training_starts_anew_once_with_a_heap_of_huge_pages(
+    command: str, given: str | None, expected: str
+) -> None:
+    script = (
+        "import os, sys\n"
+        "from moonlet.core import env\n"
+        "print('started', flush=True)\n"
+        "env.restart_with_huge_heap('train')\n"
+        "print(os.environ.get('GLIBC_TUNABLES', 'absent').split(':')[0], *sys.argv[1:])\n"
+    )
+    variables = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    if given is not None:
+        variables["GLIBC_TUNABLES"] = given
+    done = subprocess.run(
+        [sys.executable, "-c", script, command, "a b", "--out=x"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    starts = 2 if expected.startswith("glibc.malloc.hugetlb") else 1
+    assert done.stdout.split("\n")[:-1] == ["started"] * starts + [
+        f"{expected} {command} a b --out=x"
+    ]

@@ -19,6 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from moonlet.core.env import restart_with_huge_heap
+
 if TYPE_CHECKING:
     from moonlet.train.metrics import StepMetrics
 
@@ -59,6 +61,7 @@ def train_command(
     evaluation_count
         Held-out prompts per task family; 0 skips the evaluation.
     """
+    restart_with_huge_heap("train")
     from moonlet.train.nano import Callbacks, train, with_seed
     from moonlet.train.recipe import load_recipe
 

@@ -1,7 +1,9 @@
-# serve   install what serving needs, build the native kernels, start moonlet with its own model
-# test    static checks and the whole test suite
-# check   static checks only: ruff, formatting, types, import contracts
-# format  rewrite the sources in the project's format
+# serve     install what serving needs, build the native kernels, start moonlet with its own model
+# test      static checks and the whole test suite
+# check     static checks only: ruff, formatting, types, import contracts
+# format    rewrite the sources in the project's format
+# sanitize  build the native library with address and undefined-behaviour checks and run its C++
+#           tests; not part of `test`, since the build takes minutes
 #
 # ARGS are handed to `moonlet serve` or to pytest. TORCH_ARGS are handed to the pip call that
 # installs torch, so a CPU or CUDA build can be chosen where the plain pin fetches another one.
@@ -21,7 +23,7 @@ ifneq ($(shell command -v c++ 2>/dev/null),)
 export MOONLET_BUILD_NATIVE := 1
 endif
 
-.PHONY: serve test check format install-server install-all
+.PHONY: serve test check format sanitize install-server install-all
 .DELETE_ON_ERROR:
 
 serve: install-server
@@ -40,6 +42,12 @@ format: install-all
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+sanitize: $(VENV)/.stamp-build
+	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+		-DMOONLET_TESTS=ON -DMOONLET_SANITIZE=ON
+	$(BIN)/cmake --build build/sanitize
+	$(BIN)/ctest --test-dir build/sanitize --output-on-failure
+
 # the reinstall without dependencies takes a second and is what rebuilds a changed kernel
 install-server: $(VENV)/.stamp-server
 	@$(PIP) install -q --no-build-isolation --no-deps -e .
@@ -52,9 +60,12 @@ $(VENV)/.stamp-python:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.stamp-torch: $(VENV)/.stamp-python Makefile
-	$(PIP) install -q $(TORCH_ARGS) $(TORCH)
+$(VENV)/.stamp-build: $(VENV)/.stamp-python Makefile
 	$(PIP) install -q $(BUILD_TOOLS)
+	@touch $@
+
+$(VENV)/.stamp-torch: $(VENV)/.stamp-build
+	$(PIP) install -q $(TORCH_ARGS) $(TORCH)
 	@touch $@
 
 $(VENV)/.stamp-server: $(VENV)/.stamp-torch pyproject.toml

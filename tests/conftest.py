@@ -24,10 +24,12 @@ _from_workers: list[int] = []
 def _poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap an allocating function: floats start as NaN, integers as their largest value."""
     import torch
+    from torch.utils._python_dispatch import _disable_current_modes
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         tensor = make(*args, **kwargs)
-        with torch.no_grad():
+        # who watches torch's operators shall not see the poison
+        with torch.no_grad(), _disable_current_modes():
             if tensor.is_floating_point() or tensor.is_complex():
                 tensor.fill_(math.nan)
             elif tensor.dtype != torch.bool:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from moonlet.core.errors import BackendUnavailable, ShapeError
+from moonlet.core.errors import BackendError, BackendUnavailable, ShapeError
 from moonlet.kernels import _native, _native_ops
 from moonlet.kernels.linear import cpu, reference
 from moonlet.kernels.registry import resolve
@@ -111,3 +111,31 @@ def test_training_never_gets_a_kernel_without_gradient():
     with pytest.raises(BackendUnavailable) as caught:
         resolve("cpu", wanted={"linear": "cpu"})
     assert "no gradient" in str(caught.value.reasons)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 9, 17, 60])
+def test_many_matrices_equal_one_by_one(level, threads, rows):
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 700, generator=generator)
+    sizes = ((torch.float32, 3), (torch.bfloat16, 530), (torch.int8, 257), (torch.float32, 64))
+    matrices = [reference.Stored(*weight_of(dtype, 700, size, generator)) for dtype, size in sizes]
+    groups = [matrices[:2], matrices[2:3], [matrices[3], matrices[1]]]
+    want = [torch.cat([cpu.linear(x, *m) for m in group], dim=1) for group in groups]
+    for count in (1, 2, 3, 4):
+        threads(count)
+        got = cpu.linear_many(x, groups)
+        assert all(part.is_contiguous() for part in got)
+        # a product depends on its row and its weights only
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    expected = reference.linear_many(x, groups)
+    assert all(torch.allclose(a, b, atol=1e-3) for a, b in zip(got, expected, strict=True))
+
+
+def test_many_matrices_refuse_what_does_not_fit():
+    x, weight = torch.randn(2, 8), torch.randn(3, 8)
+    with pytest.raises(ShapeError, match="rows of 7"):
+        cpu.linear_many(x, [[reference.Stored(weight)], [reference.Stored(weight[:, :7])]])
+    with pytest.raises(ShapeError, match="use float32"):
+        cpu.linear_many(x, [[reference.Stored(weight.to(torch.int8))]])
+    with pytest.raises(BackendError):
+        cpu.linear_many(x, [[reference.Stored(weight)] * 17])

@@ -24,6 +24,14 @@ CASES = (
     (100, 2, 2, 160, 352),
     (7, 3, 6, 32, 64),
 )
+# so many rows that experts are multiplied through panels: whole and broken blocks, tiles, batches
+MANY = (
+    (60, 1, 1, 96, 160),
+    (130, 2, 3, 160, 352),
+    (75, 2, 2, 352, 96),
+    (300, 1, 1, 64, 32),
+    (64, 2, 2, 608, 1056),
+)
 
 
 @pytest.fixture(params=LEVELS)
@@ -83,6 +91,75 @@ def test_modes_round_the_inputs_of_both_products(level, mode):
     assert own < min(errors.values()) / 4
 
 
+@pytest.mark.parametrize("case", MANY, ids=str)
+def test_int8_products_of_many_rows(level, case):
+    arguments = (*problem(*case, seed=6), SITU)
+    got = cpu.moe_mxfp4(*arguments, "int8")
+    want = reference.moe_mxfp4(*arguments, "int8")
+    # as above; the median is of outputs without a hidden value at a border
+    assert error_ratio(got, want) < 5e-3
+    assert float((got - want).abs().median() / want.abs().max()) < 1e-6
+
+
+def exact_problem(rows, size_in, width, w3_FR, w2_RF):
+    """One expert whose hidden values are exact: integers, and a gate that opens fully."""
+    gate = torch.zeros(1, width, size_in // 2, dtype=torch.uint8)
+    gate[0, :, 0] = 1 + torch.arange(width) % 7
+    unit = torch.full((1, width, size_in // 32), 127, dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(8)
+    z = torch.randint(-127, 128, (rows, size_in), generator=generator).float()
+    # the step of each group is one
+    z[:, ::32] = 127.0
+    ids, weights = torch.zeros(rows, 1, dtype=torch.int64), torch.ones(rows, 1)
+    return z, ids, weights, Packed(gate, unit), w3_FR, w2_RF, SILU, "int8"
+
+
+@pytest.mark.parametrize(("rows", "size_in", "width"), [(61, 96, 160), (25, 608, 544)])
+def test_int8_products_are_exact(level, rows, size_in, width):
+    generator = torch.Generator().manual_seed(7)
+    w3, w2 = packed(generator, 1, width, size_in), packed(generator, 1, size_in, width)
+    w3.scale.copy_(torch.randint(126, 129, w3.scale.shape, generator=generator))
+    z, *rest = exact_problem(rows, size_in, width, w3, w2)
+    got = cpu.moe_mxfp4(z, *rest)
+    # both round the same hidden values; what is left are float32 sums, over groups where the
+    # products are integers and over single products elsewhere
+    bound = 5e-7 if level == "vnni" else 2e-6
+    assert error_ratio(got, reference.moe_mxfp4(z.double(), *rest)) < bound
+
+
+@pytest.mark.parametrize("exponent", [-40, 0])
+def test_every_code_at_every_scale_in_integers(level, exponent):
+    # output r has the scale r, and row t reads code t of it through hidden value t
+    w3 = torch.zeros(1, 32, 256, dtype=torch.uint8)
+    w3[0, :, 32:64] = torch.eye(32) * 2
+    codes = (torch.arange(256)[:, None] + torch.arange(32)) % 16
+    scale = torch.arange(256).clamp(max=252).to(torch.uint8)[None, :, None]
+    w2 = Packed(pack(codes.to(torch.uint8))[None], scale)
+    w3 = Packed(pack(w3), torch.full((1, 32, 8), 127, dtype=torch.uint8))
+    z, *rest = exact_problem(32, 256, 32, w3, w2)
+    z[:, 32:64] = torch.eye(32) * 127.0 * 2.0**exponent
+    got = cpu.moe_mxfp4(z, *rest)
+    want = reference.moe_mxfp4(z.double(), *rest)
+    # with the larger values the last scales leave float32, for both
+    assert torch.allclose(got, want, rtol=1e-6, atol=1e-37)
+    assert len(want.unique()) > 500
+
+
+@pytest.mark.parametrize("mode", ["bf16", "int8"])
+def test_a_row_that_is_not_finite_or_zero_stays_alone(level, mode):
+    z, *rest = problem(130, 2, 3, 160, 352, seed=9)
+    clean = cpu.moe_mxfp4(z, *rest, SITU, mode)
+    z[5, 40], z[77, 0], z[100] = math.inf, math.nan, 0.0
+    got = cpu.moe_mxfp4(z, *rest, SITU, mode)
+    others = torch.ones(130, dtype=torch.bool)
+    others[[5, 77, 100]] = False
+    assert torch.equal(got[others], clean[others])
+    assert got[77].isnan().all()
+    # an infinite input may saturate the activation where nothing rounds it
+    assert mode == "bf16" or got[5].isnan().all()
+    assert (got[100] == 0).all()
+
+
 def test_every_code_at_every_scale(level):
     # expert e has the scale e; row f of its gate holds one code, and output r reads hidden value r.
     # above 252 the largest magnitudes leave float32
@@ -113,28 +190,50 @@ def test_empty_experts_and_all_rows_to_one_expert(level):
     assert empty.shape == (0, 64)
 
 
-@pytest.mark.parametrize("case", [CASES[2], CASES[4]], ids=str)
-def test_threads_do_not_change_a_bit(level, threads, case):
+@pytest.mark.parametrize("mode", ["mxfp8", "int8"])
+@pytest.mark.parametrize("case", [CASES[2], CASES[4], MANY[1]], ids=str)
+def test_threads_do_not_change_a_bit(level, threads, case, mode):
     arguments = problem(*case)
     results = []
     for count in (1, 2, 3, 4):
         threads(count)
-        results.append(cpu.moe_mxfp4(*arguments, SITU, "mxfp8"))
+        results.append(cpu.moe_mxfp4(*arguments, SITU, mode))
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
-def test_scratch_and_output_may_hold_anything(level, monkeypatch):
-    arguments = problem(9, 2, 4, 96, 160)
-    clean = cpu.moe_mxfp4(*arguments, SITU)
-    empty = torch.Tensor.new_empty
+@pytest.fixture
+def scratch(monkeypatch):
+    """Poison what is allocated for a call, and return the list of it."""
+    made, empty = [], torch.Tensor.new_empty
 
     def poisoned(self, *shape, **options):
         fresh = empty(self, *shape, **options)
-        return fresh.fill_(math.nan if fresh.is_floating_point() else -(1 << 40))
+        made.append(fresh.fill_(math.nan if fresh.is_floating_point() else -(1 << 40)))
+        return fresh
 
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
     monkeypatch.setattr(torch, "empty_like", lambda x, **_: torch.full_like(x, math.nan))
-    assert torch.equal(clean, cpu.moe_mxfp4(*arguments, SITU))
+    return made
+
+
+@pytest.mark.parametrize("case", [(9, 2, 4, 96, 160), MANY[1], (40, 2, 3, 96, 160)], ids=str)
+@pytest.mark.parametrize("mode", ["bf16", "int8"])
+def test_scratch_and_output_may_hold_anything(level, case, mode, request):
+    z, ids, *rest = problem(*case)
+    if case[0] == 40:
+        # the last expert gets few rows, the others many
+        ids[5:] = torch.tensor([0, 1])
+    clean = cpu.moe_mxfp4(z, ids, *rest, SITU, mode)
+    request.getfixturevalue("scratch")
+    assert torch.equal(clean, cpu.moe_mxfp4(z, ids, *rest, SITU, mode))
+
+
+def test_many_rows_are_multiplied_in_integers_where_the_level_can(level, scratch):
+    for rows, is_many in ((60, True), (3, False)):
+        cpu.moe_mxfp4(*problem(rows, 1, 1, 96, 160), SITU, "int8")
+        codes = scratch[-1]
+        assert codes.numel() == rows * (96 + 160) // 32 * 10
+        assert codes.isnan().all() == (not is_many or level != "vnni")
 
 
 def test_what_does_not_fit_is_refused():
@@ -168,6 +267,12 @@ def test_native_mxfp8_rounding_gives_the_same_bits(level, rule):
 def test_native_int8_rounding_gives_the_same_bits(level):
     x = torch.randn(64, 160, generator=torch.Generator().manual_seed(2)) * 37
     x[3] = 0.0
+    # steps whose inverse leaves float32, beside zeros; and the smallest that are kept
+    x[4] *= 1e-38
+    x[4, ::2] = 0.0
+    x[5] *= 1e-37
     out = torch.empty_like(x)
     _native_ops.call("round_groups", x, out, x.numel(), 3)
     assert torch.equal(out, int8_groups.fake_quantize(x))
+    assert (out[4] == 0).all()
+    assert (out[5] != 0).any()

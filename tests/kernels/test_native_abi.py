@@ -1,5 +1,6 @@
 import ctypes
 import math
+import os
 import platform
 import re
 import shutil
@@ -172,6 +173,21 @@ def test_subnormals_survive_a_thread_that_flushes_them(level: str) -> None:
     finally:
         torch.set_flush_denormal(False)
     assert torch.equal(out.view(torch.int32), want.view(torch.int32))
+
+
+def test_a_demanded_library_is_built() -> None:
+    """Without this, a run in which every native test is skipped would pass."""
+    is_built, reason = _native.availability()
+    assert is_built or os.environ.get("MOONLET_BUILD_NATIVE") != "1", reason
+
+
+def test_an_absent_library_fails_the_run_that_demands_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "_load", lambda: (None, "native kernels: not built"))
+    monkeypatch.setenv("MOONLET_BUILD_NATIVE", "1")
+    with pytest.raises(AssertionError, match="not built"):
+        test_a_demanded_library_is_built()
+    monkeypatch.delenv("MOONLET_BUILD_NATIVE")
+    test_a_demanded_library_is_built()
 
 
 def test_an_absent_library_is_said_and_the_reference_serves(

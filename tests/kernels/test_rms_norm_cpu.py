@@ -64,3 +64,10 @@ def test_what_cannot_be_served_is_refused() -> None:
         cpu.rms_norm(x, weight[:7], EPS)
     with pytest.raises(ShapeError, match="gate has shape"):
         cpu.gated_rms_norm(x, weight, x[:1], EPS)
+
+
+def test_columns_of_a_wider_matrix_are_read_where_they_lie(level: str) -> None:
+    wide, weight = torch.randn(9, 50), torch.randn(33)
+    seen = cpu.rms_norm(wide[:, 7:40], weight, EPS)
+    assert same_bits(seen, cpu.rms_norm(wide[:, 7:40].contiguous(), weight, EPS))
+    assert error(seen, normed64(wide[:, 7:40], weight)) <= CLOSE

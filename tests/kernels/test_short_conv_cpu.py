@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moonlet.core.errors import ShapeError
+from moonlet.core.errors import BackendError, ShapeError
 from moonlet.kernels.ragged import Ragged
 from moonlet.kernels.short_conv import cpu, reference
 from tests.kernels.native_cases import error, level, needs_native, same_bits, thread_counts
@@ -117,3 +117,38 @@ def test_what_cannot_be_served_is_refused() -> None:
         cpu.short_conv(x[:3], weight, carry, ragged)
     with pytest.raises(ShapeError, match="outside the batch of 4"):
         cpu.short_conv(x, weight, carry, ragged, torch.tensor([4]))
+
+
+@pytest.mark.parametrize("taps", [1, 2, 4, 16])
+@pytest.mark.parametrize(("parts", "channels"), [(1, 17), (3, 99), (3, 3 * 530)])
+def test_a_step_continues_where_the_carry_lies(
+    level: str, thread_counts: list[int], parts: int, channels: int, taps: int
+) -> None:
+    x, weight, carry, ragged = inputs([1] * 5, channels, taps)
+    slots = torch.tensor([6, 0, 3, 7, 2])
+    expected = cpu.short_conv(x, weight, carry, ragged)
+    plain = reference.short_conv(x, weight, carry, ragged)
+    weights = list(weight.chunk(parts))
+    for step, counts in ((cpu.short_conv_step, thread_counts), (reference.short_conv_step, [1])):
+        for count in counts:
+            torch.set_num_threads(count)
+            arena = torch.full((9, channels, taps - 1), torch.nan)
+            arena[slots] = carry
+            y = step(x, weights, arena, slots)
+            if step is cpu.short_conv_step:
+                # the same channel is computed in the same way as in a batch of rows
+                assert same_bits(y, expected.y_TC)
+            assert error(y, plain.y_TC) <= CLOSE
+            assert same_bits(arena[slots], expected.carry_SCW)
+            others = [slot for slot in range(9) if slot not in slots.tolist()]
+            assert bool(arena[others].isnan().all()) or taps == 1
+
+
+def test_a_step_outside_the_arena_changes_nothing(level: str) -> None:
+    x, weight, carry, _ = inputs([1, 1], 20)
+    arena = carry.clone()
+    with pytest.raises(BackendError):
+        cpu.short_conv_step(x, [weight], arena, torch.tensor([0, 2]))
+    assert same_bits(arena, carry)
+    with pytest.raises(ShapeError, match="weight has shape"):
+        cpu.short_conv_step(x, [weight, weight], arena, torch.tensor([0, 1]))

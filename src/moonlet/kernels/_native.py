@@ -24,12 +24,12 @@ __all__ = ["availability", "isa_level", "isa_levels", "mxfp4_dequantize", "share
 
 logger = logging.getLogger(__name__)
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 GROUP_SIZE = 32
 
 _I32 = ctypes.c_int32
 _I64 = ctypes.c_int64
-_F32 = ctypes.c_float
+_F32 = FLOAT = ctypes.c_float
 _POINTER = ctypes.c_void_p
 _DEQUANTIZE = (_POINTER, _POINTER, _POINTER, _I64, _I64, _I64, _I64, _I64, _I32, _I32)
 
@@ -52,7 +52,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "moonlet_kda_backward": (*[_POINTER] * 7, _F32, *[_POINTER] * 12, *[_I64] * 4, _I32),
     "moonlet_linear": (*[_POINTER] * 4, *[_I64] * 5, *[_I32] * 3),
     "moonlet_round_groups": (*[_POINTER] * 2, _I64, *[_I32] * 3),
-    "moonlet_moe_mxfp4": (*[_POINTER] * 13, *[_I64] * 5, _I32, *[_F32] * 2, *[_I32] * 3),
+    "moonlet_moe_mxfp4": (*[_POINTER] * 14, *[_I64] * 5, _I32, *[_F32] * 2, *[_I32] * 3),
     "moonlet_probe_read": (*[_POINTER] * 2, *[_I64] * 2, *[_I32] * 2),
     "moonlet_probe_fma": (_POINTER, *[_I64] * 2, *[_I32] * 2),
     "moonlet_situ_glu": (*[_POINTER] * 3, *[_I64] * 4, *[_F32] * 2, *[_I32] * 2),
@@ -68,12 +68,22 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "moonlet_kda_step_f32": (*[_POINTER] * 7, _F32, *[_POINTER] * 3, *[_I64] * 9, *[_I32] * 2),
     "moonlet_kda_chunk_f32": (*[_POINTER] * 7, _F32, *[_POINTER] * 7, *[_I64] * 9, *[_I32] * 2),
     "moonlet_short_conv_f32": (*[_POINTER] * 9, *[_I64] * 4, *[_I32] * 2),
-    "moonlet_rms_norm_f32": (*[_POINTER] * 3, *[_I64] * 2, _F32, *[_I32] * 2),
+    "moonlet_rms_norm_f32": (*[_POINTER] * 3, *[_I64] * 3, _F32, *[_I32] * 2),
     "moonlet_gated_rms_norm_f32": (*[_POINTER] * 4, *[_I64] * 2, _F32, *[_I32] * 2),
-    "moonlet_mla_absorbed_scratch": (*[_POINTER] * 2, *[_I64] * 6, *[_I32] * 2),
+    "moonlet_mla_absorbed_scratch": (_I64, _POINTER, *[_I64] * 6, *[_I32] * 2),
     "moonlet_mla_absorbed": (*[_POINTER] * 6, _I32, *[_POINTER] * 3, *[_I64] * 11, *[_I32] * 2),
     "moonlet_mla_expanded_scratch": (*[_POINTER] * 3, *[_I64] * 6, *[_I32] * 2),
     "moonlet_mla_expanded": (*[_POINTER] * 6, _I32, *[_POINTER] * 3, *[_I64] * 10, *[_I32] * 2),
+    "moonlet_linear_many": (*[_POINTER] * 2, *[_I64] * 4, *[_I32] * 2),
+    "moonlet_short_conv_step_f32": (
+        *(_POINTER, _POINTER, _I64, *[_POINTER] * 3, *[_I64] * 4, *[_I32] * 2),
+    ),
+    "moonlet_add_f32": (*[_POINTER] * 3, _I64, *[_I32] * 2),
+    "moonlet_sigmoid_gate_f32": (*[_POINTER] * 3, _I64, *[_I32] * 2),
+    "moonlet_embed": (*[_POINTER] * 2, _I32, _POINTER, *[_I64] * 3, *[_I32] * 2),
+    "moonlet_mla_append": (*[_POINTER] * 4, *[_I64] * 6, *[_I32] * 2),
+    "moonlet_call_number": (_POINTER,),
+    "moonlet_replay": (_POINTER, _I64, _POINTER),
 }
 """Argument types of every function in `csrc/moonlet.h`; each returns an int32."""
 

@@ -2,7 +2,8 @@
 
     value = code * step,  step = largest magnitude / 127
 
-Products with MXFP4 weights, whose codes are small integers too, can then run in integers.
+Products with MXFP4 weights, whose codes are small integers too, can then run in integers. A group
+whose step is no normal float32 becomes zeros: the inverse of a smaller step may leave float32.
 
 Shape letters: I elements of the last axis (a multiple of 32), G = I / 32 groups.
 """
@@ -17,6 +18,7 @@ from moonlet.kernels.microscaling import groups, straight_through
 __all__ = ["fake_quantize"]
 
 MAX_CODE = 127.0
+MIN_STEP = 2.0**-126
 
 
 def fake_quantize(x: Tensor) -> Tensor:
@@ -34,7 +36,7 @@ def fake_quantize(x: Tensor) -> Tensor:
     x_GI = groups(x)
     amax_G1 = x_GI.abs().amax(-1, keepdim=True)
     step_G1 = amax_G1 * (1.0 / MAX_CODE)
-    inverse_G1 = torch.where(step_G1 > 0, 1.0 / step_G1, 0.0)
+    inverse_G1 = torch.where(step_G1 >= MIN_STEP, 1.0 / step_G1, 0.0)
     value_GI = (x_GI * inverse_G1).clamp(-MAX_CODE, MAX_CODE).round() * step_G1
     value_GI = torch.where(torch.isfinite(amax_G1), value_GI, torch.nan)
     return straight_through(x, value_GI.flatten(-2).to(x.dtype))

@@ -94,6 +94,10 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
         *_op(("reference", "short_conv.reference:short_conv")),
         _native("short_conv.native:short_conv"),
     ),
+    "short_conv_step": (
+        _cpu("short_conv.cpu:short_conv_step", _asks("short_conv.cpu")),
+        *_op(("reference", "short_conv.reference:short_conv_step")),
+    ),
     "kda_chunk": (
         _cpu("kda.cpu:kda_chunk", _asks("kda.cpu")),
         *_op(("torch", "kda.chunkwise:kda_chunk"), ("reference", "kda.reference:kda_chunk")),
@@ -112,6 +116,10 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
     "mla_decode": (
         _cpu("mla.cpu:mla_decode"),
         *_op(("reference", "mla.reference:mla_decode")),
+    ),
+    "mla_append": (
+        _cpu("mla.cpu:mla_append"),
+        *_op(("reference", "mla.reference:mla_append")),
     ),
     "attn_res_mix": (
         _cpu("attn_res.cpu:attn_res_mix"),
@@ -152,6 +160,16 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
         _cpu("linear.cpu:linear"),
         *_op(("reference", "linear.reference:linear")),
     ),
+    "linear_many": (
+        _cpu("linear.cpu:linear_many"),
+        *_op(("reference", "linear.reference:linear_many")),
+    ),
+    "embed": (_cpu("rows.cpu:embed"), *_op(("reference", "rows.reference:embed"))),
+    "add": (_cpu("rows.cpu:add"), *_op(("reference", "rows.reference:add"))),
+    "sigmoid_gate": (
+        _cpu("rows.cpu:sigmoid_gate"),
+        *_op(("reference", "rows.reference:sigmoid_gate")),
+    ),
     "sample": (
         _cpu("sample.cpu:sample", _asks("sample.cpu")),
         *_op(("reference", "sample.reference:sample")),
@@ -175,10 +193,12 @@ class Kernels:
     rms_norm: Callable[..., Any]
     gated_rms_norm: Callable[..., Any]
     short_conv: Callable[..., Any]
+    short_conv_step: Callable[..., Any]
     kda_chunk: Callable[..., Any]
     kda_step: Callable[..., Any]
     mla_prefill: Callable[..., Any]
     mla_decode: Callable[..., Any]
+    mla_append: Callable[..., Any]
     attn_res_mix: Callable[..., Any]
     attn_res_fold: Callable[..., Any]
     attn_res_join: Callable[..., Any]
@@ -188,6 +208,10 @@ class Kernels:
     situ_glu: Callable[..., Any]
     swiglu: Callable[..., Any]
     linear: Callable[..., Any]
+    linear_many: Callable[..., Any]
+    embed: Callable[..., Any]
+    add: Callable[..., Any]
+    sigmoid_gate: Callable[..., Any]
     sample: Callable[..., Any]
     choices: tuple[Choice, ...]
 
@@ -258,17 +282,20 @@ def resolve(
     return Kernels(**chosen, choices=tuple(choices))
 
 
-def resolve_operator(op: str, device: torch.device | str = "cpu") -> Callable[..., Any]:
+def resolve_operator(
+    op: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Callable[..., Any]:
     """Choose one operator for inference, for callers that have no model at hand.
 
     Args:
         op: One of `OPERATORS`.
         device: Where its tensors are.
+        dtype: Dtype of its activations.
 
     Raises:
         BackendUnavailable: No backend can serve.
     """
-    spec = Spec(device=torch.device(device), is_inference=True)
+    spec = Spec(device=torch.device(device), dtype=dtype, is_inference=True)
     return _choose(op, "auto", spec)[0].load()
 
 

@@ -36,7 +36,7 @@ def attn_res_mix(
     addresses = array("q", [x.data_ptr() for x in sources])
     _native_ops.call(
         "attn_res_mix",
-        *(addresses.buffer_info()[0], len(sources), weight_D, out_TD, rows, size, eps),
+        *(addresses, len(sources), weight_D, out_TD, rows, size, eps),
     )
     return out_TD
 
@@ -56,7 +56,7 @@ def attn_res_fold(blocks: Sequence[Tensor], weight_MD: Tensor, eps: float) -> Bl
     addresses = array("q", [x.data_ptr() for x in blocks])
     _native_ops.call(
         "attn_res_fold",
-        *(addresses.buffer_info()[0], len(blocks), weight_MD, m_MT, l_MT, acc_MTD),
+        *(addresses, len(blocks), weight_MD, m_MT, l_MT, acc_MTD),
         *(sublayers, rows, size, eps),
     )
     return BlockFold(m_MT, l_MT, acc_MTD, weight_MD)

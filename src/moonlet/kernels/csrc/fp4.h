@@ -26,6 +26,8 @@ constexpr int64_t kGroupsPerBlock = 4;
 constexpr int64_t kGroupBytes = 16;
 // bits of 2^-127, which the scale byte 0 stands for
 constexpr uint32_t kSmallestScale = 0x00400000u;
+// groups of int8 with a smaller step become zeros: its inverse may leave float32
+constexpr float kSmallestStep = 0x1p-126f;
 
 // Place of element k in a permuted row.
 MOONLET_INLINE int64_t permuted(int64_t k) {
@@ -131,7 +133,7 @@ MOONLET_INLINE void round_mxfp8(Lanes (&part)[kParts], bool is_floor) {
 MOONLET_INLINE void round_int8(Lanes (&part)[kParts]) {
   const Lanes most = group_maxima(part);
   const Lanes step = most * (1.0f / 127.0f);
-  const Lanes inverse = choose(step > fill(0.0f), 1.0f / step, fill(0.0f));
+  const Lanes inverse = choose(step >= fill(kSmallestStep), 1.0f / step, fill(0.0f));
   const IntLanes is_finite = as_bits(most) < 0x7F800000;
   for (int j = 0; j < kParts; ++j) {
     const Lanes y = clamped(part[j] * inverse, 127.0f);
@@ -210,7 +212,7 @@ MOONLET_INLINE void round_block(float* block, int32_t mode) {
     float scale, inverse;
     if (mode == 3) {
       scale = most * (1.0f / 127.0f);
-      inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+      inverse = scale >= kSmallestStep ? 1.0f / scale : 0.0f;
     } else {
       int32_t biased;
       if (mode == 2) {

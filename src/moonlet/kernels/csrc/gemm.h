@@ -27,6 +27,12 @@ constexpr int kTileRows = 12;
 constexpr int kTileRows = 6;
 #endif
 
+// Rows of the next tile where `left` are left: all that fit, but the last two tiles share evenly,
+// since the sums of a small tile wait for each other.
+MOONLET_INLINE int64_t next_tile(int64_t left, int64_t most) {
+  return left >= 2 * most ? most : left > most ? (left + 1) / 2 : left;
+}
+
 template <int M>
 MOONLET_INLINE void panel_tile(const float* x, int64_t ldx, const float* panel, int64_t depth,
                                float* y, int64_t ldy, bool adds) {

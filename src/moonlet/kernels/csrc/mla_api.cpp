@@ -106,14 +106,10 @@ struct AbsorbedPlan {
   MlaAbsorbedScratch slots[kMaxThreads];
 };
 
-int64_t plan_absorbed(const MlaShape& s, const int64_t* lengths, int64_t num_rows,
-                      int32_t num_threads, float* base, AbsorbedPlan* plan) {
+int64_t plan_absorbed(const MlaShape& s, int64_t num_rows, int64_t partials, int32_t num_threads,
+                      float* base, AbsorbedPlan* plan) {
   Arena arena = {base, 0};
   plan->absorbed = arena.take(smaller(num_rows, kMaxPartials) * s.num_heads * s.padded_latent);
-  int64_t partials = 0;
-  for (int64_t t = 0; t < num_rows && partials < kMaxPartials; ++t) {
-    partials += num_splits(lengths[t]);
-  }
   for (int64_t i = 0; i < smaller(partials, kMaxPartials); ++i) {
     plan->partials[i].max = arena.take(s.padded_heads);
     plan->partials[i].sum = arena.take(s.padded_heads);
@@ -122,6 +118,20 @@ int64_t plan_absorbed(const MlaShape& s, const int64_t* lengths, int64_t num_row
   const int64_t slots = smaller(num_threads, kMaxThreads);
   for (int64_t i = 0; i < slots; ++i) plan->slots[i] = absorbed_slot(s, &arena);
   return arena.used;
+}
+
+int64_t partials_of(const int64_t* lengths, int64_t num_rows) {
+  int64_t partials = 0;
+  for (int64_t t = 0; t < num_rows && partials < kMaxPartials; ++t) {
+    partials += num_splits(lengths[t]);
+  }
+  return partials;
+}
+
+// No fewer than the rows of any such lengths have.
+int64_t most_partials(int64_t max_length, int64_t num_rows) {
+  const int64_t most = smaller(max_length / kMinSplit + 1, kMaxSplits);
+  return smaller(num_rows, kMaxPartials) * most;
 }
 
 struct Pages {
@@ -259,18 +269,19 @@ bool bad_starts(const int64_t* starts, const int64_t* lengths, int64_t num_seqs)
 }  // namespace
 }  // namespace moonlet
 
-int32_t moonlet_mla_absorbed_scratch(const int64_t* lengths, int64_t* num_floats, int64_t num_rows,
+int32_t moonlet_mla_absorbed_scratch(int64_t max_length, int64_t* num_floats, int64_t num_rows,
                                      int64_t num_heads, int64_t nope_size, int64_t shared_size,
                                      int64_t value_size, int64_t latent_size, int32_t isa_level,
                                      int32_t num_threads) {
   moonlet::MlaShape shape;
   if (!MOONLET_PICK(mla_absorbed_table, isa_level)) return MOONLET_BAD_ISA;
-  if (!lengths || !num_floats || num_rows < 1 || num_threads < 1 ||
+  if (max_length < 1 || !num_floats || num_rows < 1 || num_threads < 1 ||
       !moonlet::make_shape(num_heads, nope_size, shared_size, value_size, latent_size, &shape)) {
     return MOONLET_BAD_ARGUMENT;
   }
   moonlet::AbsorbedPlan plan;
-  *num_floats = moonlet::plan_absorbed(shape, lengths, num_rows, num_threads, nullptr, &plan);
+  const int64_t partials = moonlet::most_partials(max_length, num_rows);
+  *num_floats = moonlet::plan_absorbed(shape, num_rows, partials, num_threads, nullptr, &plan);
   return MOONLET_OK;
 }
 
@@ -297,7 +308,8 @@ int32_t moonlet_mla_absorbed(const float* q, const float* rows, const int64_t* t
     }
   }
   moonlet::AbsorbedPlan plan;
-  if (moonlet::plan_absorbed(shape, lengths, num_rows, num_threads, scratch, &plan) >
+  const int64_t partials = moonlet::partials_of(lengths, num_rows);
+  if (moonlet::plan_absorbed(shape, num_rows, partials, num_threads, scratch, &plan) >
       scratch_size) {
     return MOONLET_BAD_ARGUMENT;
   }

@@ -1,10 +1,12 @@
 // Routed experts from packed MXFP4 weights: both projections, the gated activation, the weighted sum.
 //
 // The slots of an expert (the rows that chose it) are computed together. Few slots: weights are
-// decoded in registers and multiplied at once. Many: blocks are decoded once into panels (gemm.h).
+// decoded in registers and multiplied at once. Many: blocks are decoded once into panels (gemm.h),
+// in integers for mode 3 where the level can (fp4_int8.h).
 // The order of every sum is fixed by the shapes alone.
 #include "moe.h"
 
+#include "fp4_int8.h"
 #include "fp4_rows.h"
 #include "lanes.h"
 
@@ -15,6 +17,16 @@ namespace {
 constexpr int64_t kMaxStreamedSlots = 24;
 // rows that share one packing; more than an expert usually gets from a chunk of 512
 constexpr int64_t kRowBatch = 256;
+
+// Whether an expert of so many slots is multiplied in integers.
+MOONLET_INLINE bool is_coded(const MoeProblem& p, int64_t slots) {
+#if defined(__AVX512VNNI__)
+  return p.coded_inputs && slots > kMaxStreamedSlots;
+#else
+  (void)p, (void)slots;
+  return false;
+#endif
+}
 
 void round_row(float* row, int64_t size, int32_t mode) {
   for (int64_t b = 0; b < size; b += kBlock) round_block(row + b, mode);
@@ -28,6 +40,12 @@ void prepare(const MoeProblem& p, const float* z, int64_t first, int64_t last) {
     for (int64_t k = 0; k < p.size_in; ++k) row[permuted(k)] = z[t * p.size_in + k];
     if (p.mode != 0) round_row(row, stride, p.mode);
   }
+#if defined(__AVX512VNNI__)
+  if (!is_coded(p, p.most_slots)) return;
+  for (int64_t k = first * p.size_in; k < last * p.size_in; k += 32) {
+    code_group(load(z + k), load(z + k + kLanes), p.coded_inputs + k / 32);
+  }
+#endif
 }
 
 void round_groups(const float* x, float* out, int64_t count, int32_t mode) {
@@ -43,7 +61,13 @@ void round_groups(const float* x, float* out, int64_t count, int32_t mode) {
 
 void round_hidden(const MoeProblem& p, int64_t first, int64_t last) {
   const int64_t stride = padded(p.width);
-  for (int64_t s = first; s < last; ++s) round_row(p.hidden + s * stride, stride, p.mode);
+  int64_t expert = 0;
+  for (int64_t s = first; s < last; ++s) {
+    while (p.starts[expert + 1] <= s) ++expert;
+    // coded hidden rows are rounded where they are made
+    if (is_coded(p, p.starts[expert + 1] - p.starts[expert])) continue;
+    round_row(p.hidden + s * stride, stride, p.mode);
+  }
 }
 
 MOONLET_INLINE Lanes gated(const MoeProblem& p, Lanes gate, Lanes up) {
@@ -109,10 +133,39 @@ void up_many(const MoeProblem& p, const Rows& w1, const Rows& w3, int64_t begin,
   }
 }
 
+#if defined(__AVX512VNNI__)
+
+void up_coded(const MoeProblem& p, const Rows& w1, const Rows& w3, int64_t begin, int64_t slots,
+              int64_t first, int64_t last) {
+  float gate[kRowBatch * kExpertOutputs], up[kRowBatch * kExpertOutputs];
+  const CodedGroup* x[kRowBatch];
+  for (int64_t s = 0; s < slots; s += kRowBatch) {
+    const int64_t count = smaller(slots - s, kRowBatch);
+    for (int64_t m = 0; m < count; ++m) {
+      x[m] = p.coded_inputs + p.slots[begin + s + m] / p.top_k * w1.groups;
+    }
+    multiply_coded(w1, first, last, x, count, gate, &w3);
+    multiply_coded(w3, first, last, x, count, up, nullptr);
+    for (int64_t m = 0; m < count; ++m) {
+      const float *g = gate + m * kExpertOutputs, *u = up + m * kExpertOutputs;
+      CodedGroup* out = p.coded_hidden + ((begin + s + m) * p.width + first) / 32;
+      for (int64_t o = 0; o < last - first; o += 32) {
+        const Lanes low = gated(p, load(g + o), load(u + o));
+        code_group(low, gated(p, load(g + o + kLanes), load(u + o + kLanes)), out + o / 32);
+      }
+    }
+  }
+}
+
+#endif
+
 void up(const MoeProblem& p, int64_t expert, int64_t first, int64_t last) {
   const int64_t begin = p.starts[expert], slots = p.starts[expert + 1] - begin;
   const Rows w1 = rows_of(p.w1, expert, p.width, p.size_in);
   const Rows w3 = rows_of(p.w3, expert, p.width, p.size_in);
+#if defined(__AVX512VNNI__)
+  if (is_coded(p, slots)) return up_coded(p, w1, w3, begin, slots, first, last);
+#endif
   if (slots > kMaxStreamedSlots) {
     up_many(p, w1, w3, begin, slots, first, last);
   } else {
@@ -145,6 +198,15 @@ void down_few(const MoeProblem& p, const Rows& w2, int64_t begin, int64_t slots,
   }
 }
 
+// Adds the weighted outputs [first, last) of a slot to its row.
+MOONLET_INLINE void add_weighted(const MoeProblem& p, int64_t slot, const float* y, int64_t first,
+                                 int64_t last, float* out) {
+  float* row = out + slot / p.top_k * p.size_in;
+  for (int64_t o = first; o < last; o += kLanes) {
+    add_to(row + o, p.weights[slot] * load(y + o - first));
+  }
+}
+
 void down_many(const MoeProblem& p, const Rows& w2, int64_t begin, int64_t slots, int64_t first,
                int64_t last, float* out) {
   float y[kRowBatch * kExpertOutputs];
@@ -154,14 +216,28 @@ void down_many(const MoeProblem& p, const Rows& w2, int64_t begin, int64_t slots
     for (int64_t m = 0; m < count; ++m) x[m] = p.hidden + (begin + s + m) * padded(p.width);
     multiply_many(w2, first, last, x, count, y);
     for (int64_t m = 0; m < count; ++m) {
-      const int64_t slot = p.slots[begin + s + m];
-      float* row = out + slot / p.top_k * p.size_in;
-      for (int64_t o = first; o < last; ++o) {
-        row[o] += p.weights[slot] * y[m * kExpertOutputs + o - first];
-      }
+      add_weighted(p, p.slots[begin + s + m], y + m * kExpertOutputs, first, last, out);
     }
   }
 }
+
+#if defined(__AVX512VNNI__)
+
+void down_coded(const MoeProblem& p, const Rows& w2, int64_t begin, int64_t slots, int64_t first,
+                int64_t last, float* out, const Rows* next) {
+  float y[kRowBatch * kExpertOutputs];
+  const CodedGroup* x[kRowBatch];
+  for (int64_t s = 0; s < slots; s += kRowBatch) {
+    const int64_t count = smaller(slots - s, kRowBatch);
+    for (int64_t m = 0; m < count; ++m) x[m] = p.coded_hidden + (begin + s + m) * w2.groups;
+    multiply_coded(w2, first, last, x, count, y, next);
+    for (int64_t m = 0; m < count; ++m) {
+      add_weighted(p, p.slots[begin + s + m], y + m * kExpertOutputs, first, last, out);
+    }
+  }
+}
+
+#endif
 
 void down(const MoeProblem& p, float* out, int64_t first, int64_t last) {
   for (int64_t t = 0; t < p.num_rows; ++t) {
@@ -171,6 +247,14 @@ void down(const MoeProblem& p, float* out, int64_t first, int64_t last) {
     const int64_t begin = p.starts[e], slots = p.starts[e + 1] - begin;
     if (slots == 0) continue;
     const Rows w2 = rows_of(p.w2, e, p.size_in, p.width);
+#if defined(__AVX512VNNI__)
+    if (is_coded(p, slots)) {
+      const Rows next = rows_of(p.w2, e + 1, p.size_in, p.width);
+      const bool is_used = e + 1 < p.num_experts && p.starts[e + 1] < p.starts[e + 2];
+      down_coded(p, w2, begin, slots, first, last, out, is_used ? &next : nullptr);
+      continue;
+    }
+#endif
     if (slots > kMaxStreamedSlots) {
       down_many(p, w2, begin, slots, first, last, out);
     } else {

@@ -12,6 +12,13 @@ constexpr int64_t kExpertOutputs = 64;
 // Inputs are padded to blocks of four MXFP4 groups.
 constexpr int64_t kInputBlock = 128;
 
+// A group of 32 activations in int8 (kernels/int8_groups.py), even elements before odd ones.
+struct CodedGroup {
+  int8_t codes[32];
+  float step;     // NaN where the group is not finite, with codes of zero
+  int32_t start;  // -12 times the sum of the codes: fp4_int8.h
+};
+
 struct ExpertMatrix {
   const uint8_t* packed;
   const uint8_t* scale;
@@ -25,6 +32,11 @@ struct MoeProblem {
   const int64_t* slots;   // [num_rows * top_k], row * top_k + rank, sorted by expert
   float* inputs;          // [num_rows, padded size_in], permuted
   float* hidden;          // [num_rows * top_k, padded width], permuted, in the order of `slots`
+  // The same in natural order as coded groups, where mode is 3 and the level multiplies integers;
+  // null asks for products in float32. Only experts of many slots use them, in place of `hidden`.
+  CodedGroup* coded_inputs;  // [num_rows, size_in / 32]
+  CodedGroup* coded_hidden;  // [num_rows * top_k, width / 32]
+  int64_t most_slots;        // of any expert
   int32_t activation;     // 0 SiTU, 1 SwiGLU
   float beta, linear_beta;
   int32_t mode;  // rounding of the inputs of the products; values as in moonlet.h

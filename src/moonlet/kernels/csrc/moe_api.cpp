@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kRowGrain = 4;
 constexpr int64_t kMaxExperts = 1024;
+constexpr int64_t kMinSharedProducts = 1 << 19;
 constexpr int64_t kPieceElements = 1 << 14;  // whole blocks
 
 // Sorts slots by expert, in the order of rows; false where an id does not exist.
@@ -28,6 +29,15 @@ bool group_by_expert(const int64_t* ids, int64_t count, int64_t num_experts, int
   }
   for (int64_t s = 0; s < count; ++s) slots[next[ids[s]]++] = s;
   return true;
+}
+
+int64_t most_slots(const int64_t* starts, int64_t num_experts) {
+  int64_t most = 0;
+  for (int64_t e = 0; e < num_experts; ++e) {
+    const int64_t slots = starts[e + 1] - starts[e];
+    if (slots > most) most = slots;
+  }
+  return most;
 }
 
 }  // namespace
@@ -53,9 +63,10 @@ int32_t moonlet_moe_mxfp4(const float* z, const int64_t* ids, const float* weigh
                           const uint8_t* w1, const uint8_t* w1_scale, const uint8_t* w3,
                           const uint8_t* w3_scale, const uint8_t* w2, const uint8_t* w2_scale,
                           float* out, float* inputs, float* hidden, int64_t* places,
-                          int64_t num_rows, int64_t top_k, int64_t num_experts, int64_t size_in,
-                          int64_t width, int32_t activation, float beta, float linear_beta,
-                          int32_t mode, int32_t isa_level, int32_t num_threads) {
+                          void* codes, int64_t num_rows, int64_t top_k, int64_t num_experts,
+                          int64_t size_in, int64_t width, int32_t activation, float beta,
+                          float linear_beta, int32_t mode, int32_t isa_level,
+                          int32_t num_threads) {
   using namespace moonlet;
   const MoeTable* table = MOONLET_PICK(moe_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
@@ -65,13 +76,20 @@ int32_t moonlet_moe_mxfp4(const float* z, const int64_t* ids, const float* weigh
     return MOONLET_BAD_ARGUMENT;
   }
   if (num_rows == 0) return MOONLET_OK;
+  // small experts are done before another thread has woken up
+  if (num_rows * top_k * size_in * width < kMinSharedProducts) num_threads = 1;
   int64_t* starts = places;
   int64_t* slots = places + num_experts + 1;
   const int64_t num_slots = num_rows * top_k;
   if (!group_by_expert(ids, num_slots, num_experts, starts, slots)) return MOONLET_BAD_ARGUMENT;
-  const MoeProblem problem = {num_rows,     top_k,  num_experts,    size_in,        width,
-                              {w1, w1_scale}, {w3, w3_scale}, {w2, w2_scale}, weights, starts, slots,
-                              inputs,       hidden, activation, beta, linear_beta, mode};
+  CodedGroup* coded = mode == 3 ? static_cast<CodedGroup*>(codes) : nullptr;
+  CodedGroup* coded_hidden = coded ? coded + num_rows * (size_in / 32) : nullptr;
+  const MoeProblem problem = {
+      num_rows,       top_k,          num_experts,    size_in,
+      width,          {w1, w1_scale}, {w3, w3_scale}, {w2, w2_scale},
+      weights,        starts,         slots,          inputs,
+      hidden,         coded,          coded_hidden,   most_slots(starts, num_experts),
+      activation,     beta,           linear_beta,    mode};
   parallel(num_rows, kRowGrain, num_threads, [&](int64_t first, int64_t last) {
     table->prepare(problem, z, first, last);
   });

@@ -16,7 +16,7 @@ extern "C" {
 #define MOONLET_API __attribute__((visibility("default")))
 
 /* Raised by one with every change of a prototype or of its meaning. */
-#define MOONLET_ABI_VERSION 4
+#define MOONLET_ABI_VERSION 5
 
 /* Status values. */
 #define MOONLET_OK 0
@@ -153,12 +153,15 @@ MOONLET_API int32_t moonlet_round_groups(const float* x, float* out, int64_t cou
  * byte is 255. activation: 0 SiTU (linear_beta <= 0: no cap), 1 SwiGLU. mode rounds the inputs of
  * all products: 0 not at all, 1 MXFP8 with ceil scales, 2 MXFP8 with floor scales, 3 int8 groups.
  * Scratch: inputs [num_rows, size_in up to 128], hidden [num_rows * top_k, width up to 128], places
- * [num_experts + 1 + num_rows * top_k]. */
+ * [num_experts + 1 + num_rows * top_k], codes: 40 bytes, aligned to 4, for each group of 32 of z
+ * [num_rows, size_in] and of the hidden values [num_rows * top_k, width]. Mode 3 uses codes for
+ * integer products at the level that has them; null asks for float32 products of the same rounded
+ * values. */
 MOONLET_API int32_t moonlet_moe_mxfp4(const float* z, const int64_t* ids, const float* weights,
                                       const uint8_t* w1, const uint8_t* w1_scale, const uint8_t* w3,
                                       const uint8_t* w3_scale, const uint8_t* w2,
                                       const uint8_t* w2_scale, float* out, float* inputs,
-                                      float* hidden, int64_t* places, int64_t num_rows,
+                                      float* hidden, int64_t* places, void* codes, int64_t num_rows,
                                       int64_t top_k, int64_t num_experts, int64_t size_in,
                                       int64_t width, int32_t activation, float beta,
                                       float linear_beta, int32_t mode, int32_t isa_level,
@@ -276,10 +279,10 @@ MOONLET_API int32_t moonlet_short_conv_f32(const float* x, const float* weight, 
                                            int64_t channels, int64_t taps, int32_t isa_level,
                                            int32_t num_threads);
 
-/* RMSNorm of num_rows rows of any size. */
+/* RMSNorm of num_rows rows of any size, which lie x_stride apart; out is contiguous. */
 MOONLET_API int32_t moonlet_rms_norm_f32(const float* x, const float* weight, float* out,
-                                         int64_t num_rows, int64_t size, float eps,
-                                         int32_t isa_level, int32_t num_threads);
+                                         int64_t num_rows, int64_t size, int64_t x_stride,
+                                         float eps, int32_t isa_level, int32_t num_threads);
 
 /* RMSNorm * weight * sigmoid(gate), of rows of any size. */
 MOONLET_API int32_t moonlet_gated_rms_norm_f32(const float* x, const float* weight,
@@ -294,10 +297,11 @@ MOONLET_API int32_t moonlet_gated_rms_norm_f32(const float* x, const float* weig
  * largest scaled score of each query, or is null. scratch has scratch_size floats, at least what
  * the function's namesake says for the same sizes and threads. Results do not depend on threads.
  *
- * Absorbed: query row t sees the first lengths[t] rows of sequence seqs[t]. Scratch: num_heads *
- * latent_size floats (padded to 16) for each of at most 128 rows and of at most 128 parts of their
- * contexts, and per thread as many again with a few blocks. */
-MOONLET_API int32_t moonlet_mla_absorbed_scratch(const int64_t* lengths, int64_t* num_floats,
+ * Absorbed: query row t sees the first lengths[t] rows of sequence seqs[t]. Scratch, enough for any
+ * lengths up to max_length: num_heads * latent_size floats (padded to 16) for each of at most 128
+ * rows and of at most 128 parts of their contexts, and per thread as many again with a few blocks.
+ */
+MOONLET_API int32_t moonlet_mla_absorbed_scratch(int64_t max_length, int64_t* num_floats,
                                                  int64_t num_rows, int64_t num_heads,
                                                  int64_t nope_size, int64_t shared_size,
                                                  int64_t value_size, int64_t latent_size,
@@ -327,6 +331,55 @@ MOONLET_API int32_t moonlet_mla_expanded(
     float* scratch, int64_t scratch_size, int64_t num_seqs, int64_t num_pages, int64_t page_size,
     int64_t pages_per_seq, int64_t num_heads, int64_t nope_size, int64_t shared_size,
     int64_t value_size, int64_t latent_size, int32_t isa_level, int32_t num_threads);
+
+/* Several matrices that share their input, as moonlet_linear has them one by one. Six words describe
+ * a matrix: address of the weight, address of the scale or 0, address of y, size_out, y_stride,
+ * weight_type. */
+MOONLET_API int32_t moonlet_linear_many(const float* x, const int64_t* matrices,
+                                        int64_t num_matrices, int64_t num_rows, int64_t size_in,
+                                        int64_t x_stride, int32_t isa_level, int32_t num_threads);
+
+/* One decode step of the short convolution. x and out are [num_seqs, channels]; weights holds the
+ * addresses of num_weights matrices [channels / num_weights, taps], one after the other. The carry
+ * of sequence s is slots[s] of state [num_slots, channels, taps - 1], oldest input first: it is
+ * modified, other slots are not touched. Slots are distinct. */
+MOONLET_API int32_t moonlet_short_conv_step_f32(const float* x, const int64_t* weights,
+                                                int64_t num_weights, float* state,
+                                                const int64_t* slots, float* out,
+                                                int64_t num_slots, int64_t num_seqs,
+                                                int64_t channels, int64_t taps, int32_t isa_level,
+                                                int32_t num_threads);
+
+/* out = a + b, and out = x * sigmoid(gate), of `count` values; out may be an input. */
+MOONLET_API int32_t moonlet_add_f32(const float* a, const float* b, float* out, int64_t count,
+                                    int32_t isa_level, int32_t num_threads);
+
+MOONLET_API int32_t moonlet_sigmoid_gate_f32(const float* x, const float* gate, float* out,
+                                             int64_t count, int32_t isa_level,
+                                             int32_t num_threads);
+
+/* out [num_rows, size] = rows ids[.] of table [num_entries, size], float32 or bfloat16 as
+ * is_bfloat16 says. */
+MOONLET_API int32_t moonlet_embed(const int64_t* ids, const void* table, int32_t is_bfloat16,
+                                  float* out, int64_t num_rows, int64_t num_entries, int64_t size,
+                                  int32_t isa_level, int32_t num_threads);
+
+/* Writes [latent | shared] to rows[.] of pages [num_page_rows, latent_size + shared_size]; rows are
+ * distinct, inputs lie their strides apart. */
+MOONLET_API int32_t moonlet_mla_append(const float* latent, const float* shared,
+                                       const int64_t* rows, float* pages, int64_t num_rows,
+                                       int64_t num_page_rows, int64_t latent_size,
+                                       int64_t shared_size, int64_t latent_stride,
+                                       int64_t shared_stride, int32_t isa_level,
+                                       int32_t num_threads);
+
+/* The number by which moonlet_replay knows a function of this interface, or -1. */
+MOONLET_API int32_t moonlet_call_number(const char* name);
+
+/* Runs recorded calls in order until one fails, whose status is returned and whose place in the
+ * order is written to failed. A call in `words` is the function's number, then one word per
+ * argument: addresses and integers as they are, a float as its bit pattern. */
+MOONLET_API int32_t moonlet_replay(const int64_t* words, int64_t num_words, int64_t* failed);
 
 #ifdef __cplusplus
 }

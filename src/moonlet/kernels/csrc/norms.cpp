@@ -30,8 +30,8 @@ MOONLET_INLINE float sum_of_squares(const float* x, int64_t size) {
 
 template <bool gated>
 MOONLET_INLINE void norm(const float* x, const float* weight, const float* gate, float* out,
-                         int64_t rows, int64_t size, float eps) {
-  for (int64_t t = 0; t < rows; ++t, x += size, out += size) {
+                         int64_t rows, int64_t size, int64_t x_stride, float eps) {
+  for (int64_t t = 0; t < rows; ++t, x += x_stride, out += size) {
     const float mean = sum_of_squares(x, size) / static_cast<float>(size);
     const float scale = 1.0f / __builtin_sqrtf(mean + eps);
     int64_t i = 0;
@@ -50,13 +50,13 @@ MOONLET_INLINE void norm(const float* x, const float* weight, const float* gate,
 }
 
 void plain(const float* x, const float* weight, float* out, int64_t rows, int64_t size,
-           float eps) {
-  norm<false>(x, weight, nullptr, out, rows, size, eps);
+           int64_t x_stride, float eps) {
+  norm<false>(x, weight, nullptr, out, rows, size, x_stride, eps);
 }
 
 void gated(const float* x, const float* weight, const float* gate, float* out, int64_t rows,
            int64_t size, float eps) {
-  norm<true>(x, weight, gate, out, rows, size, eps);
+  norm<true>(x, weight, gate, out, rows, size, size, eps);
 }
 
 }  // namespace

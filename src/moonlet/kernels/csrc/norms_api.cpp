@@ -22,13 +22,17 @@ bool bad_rows(int64_t num_rows, int64_t size, int32_t num_threads) {
 }  // namespace moonlet
 
 int32_t moonlet_rms_norm_f32(const float* x, const float* weight, float* out, int64_t num_rows,
-                             int64_t size, float eps, int32_t isa_level, int32_t num_threads) {
+                             int64_t size, int64_t x_stride, float eps, int32_t isa_level,
+                             int32_t num_threads) {
   const moonlet::NormTable* table = MOONLET_PICK(norm_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
-  if (moonlet::bad_rows(num_rows, size, num_threads)) return MOONLET_BAD_ARGUMENT;
+  if (moonlet::bad_rows(num_rows, size, num_threads) || x_stride < size) {
+    return MOONLET_BAD_ARGUMENT;
+  }
   const int64_t grain = 1 + moonlet::kMinElements / size;
   moonlet::parallel(num_rows, grain, num_threads, [=](int64_t first, int64_t last) {
-    table->plain(x + first * size, weight, out + first * size, last - first, size, eps);
+    table->plain(x + first * x_stride, weight, out + first * size, last - first, size, x_stride,
+                 eps);
   });
   return MOONLET_OK;
 }

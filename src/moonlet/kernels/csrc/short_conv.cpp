@@ -104,10 +104,35 @@ void piece(const ShortConv& conv, int64_t first, int64_t last, int64_t channel, 
   }
 }
 
+// J taps, or conv.taps where J is 0.
+template <int64_t J>
+void run_step(const ShortConvStep& conv, int64_t seq, int64_t channel, int64_t count) {
+  const int64_t channels = conv.channels, taps = J ? J : conv.taps, width = taps - 1;
+  const int64_t per_weight = channels / conv.num_weights, at = channel % per_weight;
+  const float* weight = reinterpret_cast<const float*>(conv.weights[channel / per_weight]);
+  TapsByChannels by_channel, before;
+  gather<J>(by_channel, weight + at * taps, taps, count);
+  float* carry = conv.state + (conv.slots[seq] * channels + channel) * width;
+  gather<J ? J - 1 : 0>(before, carry, width, count);
+  const float* rows[kMaxTaps];
+  for (int64_t j = 0; j < width; ++j) rows[j] = before + j * kConvChannels;
+  rows[width] = conv.x + seq * channels + channel;
+  convolve<J>(by_channel, rows, taps, conv.out + seq * channels + channel, count);
+  scatter<J ? J - 1 : 0>(carry, rows + 1, width, count);
+}
+
+void step(const ShortConvStep& conv, int64_t seq, int64_t channel, int64_t count) {
+  if (conv.taps == 4) {
+    run_step<4>(conv, seq, channel, count);
+  } else {
+    run_step<0>(conv, seq, channel, count);
+  }
+}
+
 }  // namespace
 
 extern const ShortConvTable short_conv_table;
-const ShortConvTable short_conv_table = {piece};
+const ShortConvTable short_conv_table = {piece, step};
 
 }  // namespace MOONLET_ISA
 }  // namespace moonlet

@@ -23,10 +23,23 @@ struct ShortConv {
   int64_t num_emits, num_seqs, channels, taps;
 };
 
+// One row of every sequence: x and out [num_seqs, channels], the carry of sequence s in slot
+// slots[s] of state, weights [num_weights] matrices of equal size.
+struct ShortConvStep {
+  const float* x;
+  const int64_t* weights;
+  float* state;
+  const int64_t* slots;
+  float* out;
+  int64_t num_weights, channels, taps;
+};
+
 struct ShortConvTable {
   // Rows first..last - 1 of `count` channels from `channel` on; count is at most kConvChannels.
   void (*piece)(const ShortConv& conv, int64_t first, int64_t last, int64_t channel,
                 int64_t count);
+  // `count` channels of one matrix, from `channel` of all on, for one sequence.
+  void (*step)(const ShortConvStep& conv, int64_t seq, int64_t channel, int64_t count);
 };
 
 MOONLET_TABLE(ShortConvTable, short_conv_table)

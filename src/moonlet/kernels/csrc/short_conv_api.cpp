@@ -53,3 +53,34 @@ int32_t moonlet_short_conv_f32(const float* x, const float* weight, const float*
   });
   return MOONLET_OK;
 }
+
+int32_t moonlet_short_conv_step_f32(const float* x, const int64_t* weights, int64_t num_weights,
+                                    float* state, const int64_t* slots, float* out,
+                                    int64_t num_slots, int64_t num_seqs, int64_t channels,
+                                    int64_t taps, int32_t isa_level, int32_t num_threads) {
+  using moonlet::kConvChannels;
+  const moonlet::ShortConvTable* table = MOONLET_PICK(short_conv_table, isa_level);
+  if (!table) return MOONLET_BAD_ISA;
+  if (num_seqs < 0 || num_weights < 1 || channels < num_weights || channels % num_weights ||
+      taps < 1 || taps > moonlet::kMaxTaps || num_threads < 1 || !x || !weights || !slots ||
+      !out || (taps > 1 && !state)) {
+    return MOONLET_BAD_ARGUMENT;
+  }
+  for (int64_t s = 0; s < num_seqs; ++s) {
+    if (slots[s] < 0 || slots[s] >= num_slots) return MOONLET_BAD_ARGUMENT;
+  }
+  const moonlet::ShortConvStep conv = {x, weights, state, slots, out, num_weights, channels, taps};
+  const int64_t size = channels / num_weights;
+  const int64_t blocks = (size + kConvChannels - 1) / kConvChannels;
+  const int64_t grain = 1 + moonlet::kMinElements / (size < kConvChannels ? size : kConvChannels);
+  const int64_t per_seq = num_weights * blocks;
+  moonlet::parallel(num_seqs * per_seq, grain, num_threads, [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t matrix = i % per_seq / blocks, at = i % blocks * kConvChannels;
+      const int64_t left = size - at;
+      table->step(conv, i / per_seq, matrix * size + at,
+                  left < kConvChannels ? left : kConvChannels);
+    }
+  });
+  return MOONLET_OK;
+}

@@ -24,11 +24,32 @@ from moonlet.kernels.mla.pages import LatentPages
 from moonlet.kernels.mla.reference import MLAPrefillResult
 from moonlet.kernels.ragged import Ragged
 
-__all__ = ["mla_decode", "mla_prefill"]
+__all__ = ["mla_append", "mla_decode", "mla_prefill"]
 
 # as in csrc: queries that share an expansion, and heads that fill the lanes of a vector
 TASK_ROWS = 2048
 LANES = 16
+
+
+def mla_append(pages_GLC: Tensor, rows_T: Tensor, latent_TR: Tensor, k_shared_TP: Tensor) -> None:
+    """Arguments and effect as in `reference.mla_append`; all float32.
+
+    Raises:
+        ShapeError: A tensor has another dtype, or the shapes do not fit.
+        BackendError: A row lies outside the pages; nothing was changed.
+    """
+    num_rows, (pages, page_size, width) = rows_T.shape[0], pages_GLC.shape
+    latent, shared = latent_TR.shape[1], k_shared_TP.shape[1]
+    _native_ops.require("rows", rows_T, torch.int64, num_rows)
+    _native_ops.require("latent", latent_TR, torch.float32, num_rows, latent)
+    _native_ops.require("k_shared", k_shared_TP, torch.float32, num_rows, width - latent)
+    _native_ops.require("pages", pages_GLC, torch.float32, pages, page_size, width)
+    parts = [x if x.stride(1) == 1 else x.contiguous() for x in (latent_TR, k_shared_TP)]
+    _native_ops.call(
+        "mla_append",
+        *(*map(_native_ops.Rows, parts), rows_T, pages_GLC, num_rows, pages * page_size),
+        *(latent, shared, *(max(part.stride(0), part.shape[1]) for part in parts)),
+    )
 
 
 def mla_decode(q_SHQ: Tensor, pages: LatentPages, kv_b_HOR: Tensor) -> Tensor:
@@ -118,8 +139,9 @@ def _absorbed(
     """Row t sees the first ``seen_T[t]`` rows of sequence ``seqs_T[t]``."""
     num_rows, sizes = seqs_T.shape[0], _sizes(q_THQ, pages, kv_b_HOR, seqs_T.shape[0])
     seen_T = seen_T.contiguous()
-    count = torch.empty(1, dtype=torch.int64)
-    _native_ops.call("mla_absorbed_scratch", seen_T, count, num_rows, *sizes)
+    # room for the longest context that the table can name: the same in every step of a sequence
+    longest = pages.table_SB.shape[1] * pages.rows_GLC.shape[1]
+    count = _native_ops.query("mla_absorbed_scratch", (longest,), (num_rows, *sizes))
     tables = (pages.rows_GLC, pages.table_SB.contiguous(), seqs_T, seen_T)
     return _run("mla_absorbed", q_THQ, tables, kv_b_HOR, max_TH, count, (num_rows,), sizes)
 
@@ -130,8 +152,9 @@ def _expanded(
     """The new rows are the last ones of each sequence, causal among themselves."""
     sizes = _sizes(q_THQ, pages, kv_b_HOR, ragged.num_rows)
     starts, lengths_S = ragged.cu_seqlens_S1.long(), pages.lengths_S.contiguous()
-    count = torch.empty(1, dtype=torch.int64)
-    _native_ops.call("mla_expanded_scratch", starts, lengths_S, count, ragged.num_seqs, *sizes)
+    count = _native_ops.query(
+        "mla_expanded_scratch", (starts, lengths_S), (ragged.num_seqs, *sizes)
+    )
     tables = (pages.rows_GLC, pages.table_SB.contiguous(), starts, lengths_S)
     return _run("mla_expanded", q_THQ, tables, kv_b_HOR, max_TH, count, (), sizes)
 
@@ -142,14 +165,14 @@ def _run(
     tables: tuple[Tensor, Tensor, Tensor, Tensor],
     kv_b_HOR: Tensor,
     max_TH: Tensor | None,
-    scratch_size: Tensor,
+    scratch_size: int,
     counts: tuple[int, ...],
     sizes: tuple[int, int, int, int, int],
 ) -> Tensor:
     heads, _, _, value_size, _ = sizes
     rows_GLC, table_SB, _, _ = tables
     o_THV = q_THQ.new_empty(q_THQ.shape[0], heads, value_size)
-    scratch = torch.empty(int(scratch_size))
+    scratch = torch.empty(scratch_size)
     _native_ops.call(
         name,
         q_THQ.contiguous(),
@@ -159,7 +182,7 @@ def _run(
         o_THV,
         max_TH,
         scratch,
-        scratch.numel(),
+        scratch_size,
         *counts,
         table_SB.shape[0],
         *rows_GLC.shape[:2],

@@ -22,7 +22,7 @@ from torch import Tensor
 from moonlet.kernels.mla.pages import LatentPages
 from moonlet.kernels.ragged import Ragged
 
-__all__ = ["MLAPrefillResult", "mla_decode", "mla_prefill"]
+__all__ = ["MLAPrefillResult", "mla_append", "mla_decode", "mla_prefill"]
 
 
 class MLAPrefillResult(NamedTuple):
@@ -30,6 +30,20 @@ class MLAPrefillResult(NamedTuple):
 
     o_THV: Tensor
     max_score_H: Tensor | None
+
+
+def mla_append(pages_GLC: Tensor, rows_T: Tensor, latent_TR: Tensor, k_shared_TP: Tensor) -> None:
+    """Write new rows to the pages of a cache.
+
+    Args:
+        pages_GLC: Pages of rows ``[latent | shared key]``. Modified in place.
+        rows_T: int64 row numbers in the flattened pages, distinct.
+        latent_TR: Latents, converted to the dtype of the pages.
+        k_shared_TP: Shared key parts, likewise.
+    """
+    row_TC = torch.cat([latent_TR.detach(), k_shared_TP.detach()], dim=1)
+    flat = pages_GLC.view(-1, pages_GLC.shape[2])
+    flat.index_copy_(0, rows_T, row_TC.to(flat.dtype))
 
 
 def mla_prefill(

@@ -16,6 +16,8 @@ __all__ = ["moe_mxfp4", "refusal"]
 _MODES = {"bf16": 0, "mxfp8": 1, "mxfp8-floor": 2, "int8": 3}
 _BLOCK = 128
 MAX_EXPERTS = 1024
+# a group in integers: 32 codes, their step and their sum, in words of four bytes
+_CODED_WORDS = 10
 
 
 def refusal(spec: Spec) -> str | None:
@@ -65,13 +67,15 @@ def moe_mxfp4(
     inputs = z_TR.new_empty(rows * _padded(size))
     hidden = z_TR.new_empty(rows * top_k * _padded(width))
     places = ids_TA.new_empty(experts + 1 + rows * top_k)
+    num_groups = rows * (size + top_k * width) // GROUP_SIZE
+    codes = z_TR.new_empty(num_groups * _CODED_WORDS) if mode == "int8" else None
     _native_ops.call(
         "moe_mxfp4",
         *(z_TR.contiguous(), ids_TA.contiguous(), weights_TA.contiguous()),
         *_parts("w1", w1_EFR, experts, width, size),
         *_parts("w3", w3_EFR, experts, width, size),
         *_parts("w2", w2_ERF, experts, size, width),
-        *(out_TR, inputs, hidden, places, rows, top_k, experts, size, width),
+        *(out_TR, inputs, hidden, places, codes, rows, top_k, experts, size, width),
         *(activation.number, activation.beta, activation.linear_beta or 0.0, _MODES[mode]),
     )
     return out_TR

@@ -20,7 +20,13 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     _native_ops.require("x", x, torch.float32, *x.shape[:-1], size)
     out = torch.empty(x.shape, dtype=torch.float32)
     weight_D = weight_D.float().contiguous()
-    _native_ops.call("rms_norm_f32", x.contiguous(), weight_D, out, out.numel() // size, size, eps)
+    rows, stride = out.numel() // size, size
+    if x.dim() == 2 and x.stride(1) == 1 and x.stride(0) > size:
+        # columns of a wider matrix are read where they lie
+        stride = x.stride(0)
+    else:
+        x = x.contiguous()
+    _native_ops.call("rms_norm_f32", _native_ops.Rows(x), weight_D, out, rows, size, stride, eps)
     return out
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,7 +14,7 @@ from moonlet.kernels.ragged import Ragged
 from moonlet.kernels.short_conv.reference import ShortConvResult
 from moonlet.kernels.spec import Spec
 
-__all__ = ["refusal", "short_conv"]
+__all__ = ["refusal", "short_conv", "short_conv_step"]
 
 MAX_TAPS = 16
 
@@ -61,3 +64,30 @@ def short_conv(
         *(ragged.num_seqs, channels, taps),
     )
     return ShortConvResult(y_TC, new_SCW, emitted_ECW)
+
+
+def short_conv_step(
+    x_SC: Tensor, weights_CJ: Sequence[Tensor], state_GCW: Tensor, slots_S: Tensor
+) -> Tensor:
+    """Arguments, result and effect as in `reference.short_conv_step`; float32, at most 16 taps.
+
+    Raises:
+        ShapeError: A shape or dtype differs, there are too many taps, the arena is strided.
+        BackendError: A slot lies outside the arena; nothing was changed.
+    """
+    (seqs, channels), taps = x_SC.shape, weights_CJ[0].shape[1]
+    if not 1 <= taps <= MAX_TAPS:
+        raise ShapeError(f"weight has {taps} taps; the native convolution has 1 to {MAX_TAPS}")
+    _native_ops.require("x", x_SC, torch.float32, seqs, channels)
+    for weight in weights_CJ:
+        _native_ops.require("weight", weight, torch.float32, channels // len(weights_CJ), taps)
+    _native_ops.require("state", state_GCW, torch.float32, state_GCW.shape[0], channels, taps - 1)
+    _native_ops.require("slots", slots_S, torch.int64, seqs)
+    out_SC = torch.empty((seqs, channels), dtype=torch.float32)
+    addresses = array("q", [_native_ops.address(weight) for weight in weights_CJ])
+    _native_ops.call(
+        "short_conv_step_f32",
+        *(x_SC.contiguous(), addresses, len(weights_CJ), state_GCW, slots_S, out_SC),
+        *(state_GCW.shape[0], seqs, channels, taps),
+    )
+    return out_SC

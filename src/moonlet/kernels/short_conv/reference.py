@@ -2,11 +2,13 @@
 
 ``y_t = silu(sum_j w[:, j] * u_{t - W + j})`` with W carried inputs before the first row.
 
-Letters: T packed rows, S sequences, C channels, J taps, W = J - 1 carried inputs, E emitted rows.
+Letters: T packed rows, S sequences, C channels, J taps, W = J - 1 carried inputs, E emitted rows,
+G slots of an arena.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from moonlet.kernels.ragged import Ragged
 
-__all__ = ["ShortConvResult", "short_conv"]
+__all__ = ["ShortConvResult", "short_conv", "short_conv_step"]
 
 
 class ShortConvResult(NamedTuple):
@@ -66,3 +68,26 @@ def short_conv(
         emit_index = oldest_T[emit_at_E][:, None] + 1 + taps_W
         emitted = extended[emit_index].transpose(1, 2).to(carry_SCW.dtype)
     return ShortConvResult(F.silu(y_TC).to(x_TC.dtype), new_carry, emitted)
+
+
+def short_conv_step(
+    x_SC: Tensor, weights_CJ: Sequence[Tensor], state_GCW: Tensor, slots_S: Tensor
+) -> Tensor:
+    """Convolve one row of every sequence and move its carry on where it lies.
+
+    Args:
+        x_SC: Raw projections, model dtype.
+        weights_CJ: float32 taps of equal parts of the channels, in order.
+        state_GCW: Carries, oldest input first. Modified in place at ``slots_S``.
+        slots_S: int64, distinct.
+
+    Returns:
+        ``[S, C]`` in the dtype of ``x_SC`` (accumulation and SiLU in float32).
+    """
+    weight_CJ = torch.cat(list(weights_CJ))
+    inputs_SCJ = torch.cat([state_GCW[slots_S].to(x_SC.dtype), x_SC.unsqueeze(2)], dim=2)
+    y_SC = torch.zeros(x_SC.shape, dtype=torch.float32, device=x_SC.device)
+    for j in range(weight_CJ.shape[1]):
+        y_SC = y_SC + weight_CJ[:, j].float() * inputs_SCJ[:, :, j].float()
+    state_GCW[slots_S] = inputs_SCJ[:, :, 1:].to(state_GCW.dtype)
+    return F.silu(y_SC).to(x_SC.dtype)

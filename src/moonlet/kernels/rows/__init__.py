@@ -1,0 +1,1 @@
+"""Operators on whole rows that lie between the mechanisms: embedding, sum, sigmoid gate."""

@@ -1,0 +1,107 @@
+// Products with weight matrices in their three stored forms.
+#include "check.h"
+
+using namespace test;
+
+namespace {
+
+constexpr int64_t kGap = 3;
+
+// One weight in all three forms; the values that each form stands for.
+struct Weight {
+  Floats wide;
+  Halves halves;
+  std::vector<int8_t> bytes;
+
+  Weight(int64_t count, Random& random)
+      : wide(random.floats(count)), halves(to_bfloat16(wide)), bytes(count) {
+    for (int8_t& x : bytes) x = static_cast<int8_t>(random.below(256) - 128);
+  }
+  const void* data(int32_t type) const {
+    if (type == 0) return wide.data();
+    return type == 1 ? static_cast<const void*>(halves.data()) : bytes.data();
+  }
+  Floats values(int32_t type) const {
+    if (type == 0) return wide;
+    return type == 1 ? from_bfloat16(halves) : Floats(bytes.begin(), bytes.end());
+  }
+};
+
+Floats product(const Floats& x, const Floats& weight, const Floats& scale, int64_t rows,
+               int64_t size_in, int64_t size_out) {
+  Floats y;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t o = 0; o < size_out; ++o) {
+      double sum = 0.0;
+      for (int64_t k = 0; k < size_in; ++k) {
+        sum += static_cast<double>(x[r * (size_in + kGap) + k]) * weight[o * size_in + k];
+      }
+      y.push_back(static_cast<float>(scale.empty() ? sum : sum * scale[o]));
+    }
+  }
+  return y;
+}
+
+void multiply(int64_t rows, int64_t size_in, int64_t size_out, int32_t type, bool scales,
+              Random& random) {
+  CASE("linear", rows, size_in, size_out, type, scales);
+  const int64_t x_stride = size_in + kGap, y_stride = size_out + kGap;
+  const Floats x = random.floats(span(rows, size_in, x_stride));
+  const Floats scale = scales ? random.floats(size_out) : Floats();
+  const Weight weight(size_in * size_out, random);
+  Floats y(rows * size_out);
+  compare(
+      [&](int32_t level, int32_t threads) {
+        Floats strided(span(rows, size_out, y_stride), NAN);
+        const int32_t status = moonlet_linear(
+            x.data(), weight.data(type), scales ? scale.data() : nullptr, strided.data(), rows,
+            size_in, size_out, x_stride, y_stride, type, level, threads);
+        if (status == MOONLET_OK) y = packed_rows(strided, rows, size_out, y_stride);
+        return status;
+      },
+      {{&y}});
+  CHECK(close(y, product(x, weight.values(type), scale, rows, size_in, size_out), 1e-5));
+}
+
+void refusals() {
+  CASE("refusals of linear");
+  const Floats x(4, 1.0f), weight(4, 1.0f);
+  Floats y(4);
+  const auto call = [&](int64_t rows, int64_t size_in, int64_t size_out, int64_t x_stride,
+                        int64_t y_stride, int32_t type) {
+    return moonlet_linear(x.data(), weight.data(), nullptr, y.data(), rows, size_in, size_out,
+                          x_stride, y_stride, type, 0, 1);
+  };
+  CHECK(call(2, 2, 2, 2, 2, 0) == MOONLET_OK);
+  CHECK(call(0, 2, 2, 2, 2, 0) == MOONLET_OK);
+  CHECK(call(2, 2, 0, 2, 2, 0) == MOONLET_OK);
+  CHECK(call(-1, 2, 2, 2, 2, 0) == MOONLET_BAD_ARGUMENT);
+  CHECK(call(2, 0, 2, 2, 2, 0) == MOONLET_BAD_ARGUMENT);
+  CHECK(call(2, 2, -1, 2, 2, 0) == MOONLET_BAD_ARGUMENT);
+  CHECK(call(2, 2, 2, 1, 2, 0) == MOONLET_BAD_ARGUMENT);
+  CHECK(call(2, 2, 2, 2, 1, 0) == MOONLET_BAD_ARGUMENT);
+  CHECK(call(2, 2, 2, 2, 2, 3) == MOONLET_BAD_ARGUMENT);
+  CHECK(call(2, 2, 2, 2, 2, -1) == MOONLET_BAD_ARGUMENT);
+  CHECK(moonlet_linear(nullptr, weight.data(), nullptr, y.data(), 1, 2, 2, 2, 2, 0, 0, 1) ==
+        MOONLET_BAD_ARGUMENT);
+  CHECK(moonlet_linear(x.data(), nullptr, nullptr, y.data(), 1, 2, 2, 2, 2, 0, 0, 1) ==
+        MOONLET_BAD_ARGUMENT);
+  CHECK(moonlet_linear(x.data(), weight.data(), nullptr, nullptr, 1, 2, 2, 2, 2, 0, 0, 1) ==
+        MOONLET_BAD_ARGUMENT);
+}
+
+}  // namespace
+
+int main() {
+  Random random(3);
+  constexpr int64_t kShapes[][2] = {{1, 1}, {3, 17}, {17, 3}, {100, 257}, {257, 100}, {600, 129}};
+  for (int64_t rows : {1, 3, 4, 5, 13, 40}) {
+    for (const auto& shape : kShapes) {
+      for (int32_t type : {0, 1, 2}) {
+        multiply(rows, shape[0], shape[1], type, type == 2 || rows == 3, random);
+      }
+    }
+  }
+  refusals();
+  return finish();
+}

@@ -71,10 +71,17 @@ def left_alone(op: str, arguments: Any, rows: int) -> int:
     if op == "attn_res_join":
         # one of two sublayers
         return sum(t.nbytes for t in tensors_in(arguments[0])) // 2
-    if op == "kda_step":
+    if op in ("kda_step", "short_conv_step"):
         # slots of other sequences, neither read nor written
         arena, slots = arguments[-2:]
         return 2 * (len(arena) - len(slots)) * arena[0].nbytes
+    if op == "embed":
+        ids, table = arguments[:2]
+        return (len(table) - len(ids)) * table[0].nbytes
+    if op == "mla_append":
+        # other rows are neither read nor written, new ones are only written
+        held = arguments[0].flatten(0, 1)
+        return (2 * len(held) - rows) * held[0].nbytes
     if op in ("mla_decode", "mla_prefill"):
         pages = arguments[1]
         held = pages.rows_GLC.flatten(0, 1)

@@ -262,3 +262,13 @@ def test_slow_reader_gets_merged_outputs(make_engine: MakeEngine) -> None:
     assert outputs[0].logprobs is not None
     assert len(outputs[0].logprobs) == 9
     assert list(handle) == []
+
+
+def test_the_rows_of_every_step_are_told_before_it(make_engine: MakeEngine) -> None:
+    rows: list[int] = []
+    model = ScriptedModel(
+        count_up(), before_forward=lambda meta: rows.append(-meta.ragged.num_rows)
+    )
+    engine = make_engine(model, max_num_batched_tokens=4, before_step=rows.append)
+    engine.submit(request("a", range(6), max_tokens=2)).result()
+    assert rows == [4, -4, 2, -2, 1, -1]

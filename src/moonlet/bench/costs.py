@@ -209,6 +209,26 @@ def linear(rows: int, size_in: int, size_out: int, weight_bytes: float) -> Cost:
     return Cost(F32 * values + weight_bytes, 2 * rows * size_in * size_out)
 
 
+def embed(rows: int, size: int, element_bytes: int) -> Cost:
+    """Ids and rows of the table as stored in, rows out; nothing is computed."""
+    return Cost(rows * (I64 + size * (element_bytes + F32)), 0)
+
+
+def add(count: int) -> Cost:
+    """Two inputs, their sum out."""
+    return Cost(F32 * 3 * count, count)
+
+
+def sigmoid_gate(count: int) -> Cost:
+    """Input and gate in, product out: a sigmoid of 3, one product."""
+    return Cost(F32 * 3 * count, 4 * count)
+
+
+def mla_append(rows: int, row_size: int) -> Cost:
+    """Row numbers and rows in, rows out; nothing is computed."""
+    return Cost(rows * (I64 + 2 * F32 * row_size), 0)
+
+
 def sample(rows: int, vocab: int, parameters: int) -> Cost:
     """Logits and some parameters of every row in, its id out.
 

@@ -100,16 +100,14 @@ def bench_engine(
     loaded = load_for_inference(directory, moe_activation=moe_activation, trunk=trunk)
     model = loaded.model.eval()
     longest = max(prompt_len + output_len, max(prefill, default=0) + 1)
-    with Engine(model, max_num_seqs=max(streams), max_model_len=longest) as engine:
-        runs = _Runs(model, engine, prompt_len, output_len)
+    with _Runs(model, max(streams), longest, prompt_len, output_len) as runs:
         runs.warm_up(max(streams), max(prefill, default=0))
         # before the probes take their buffer
         memory |= {"rss_bytes": resident_bytes(), "weight_bytes": stored_bytes(model)}
         bounds = Bounds()
+        decode_shares = {count: runs.decode_share(count) for count in streams}
+        prefill_shares = {length: runs.prefill_share(length) for length in prefill}
         decoded, prefilled = runs.take_turns(bounds, streams, prefill, repeats, on_run)
-        decode_shares = {count: runs.decode_share(count) for count in decoded}
-        prefill_shares = {length: runs.prefill_share(length) for length in prefilled}
-        runs.remove()
     return {
         "checkpoint": directory.name,
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -152,20 +150,41 @@ def _check_counts(
 
 
 class _Runs:
-    """Makes runs on one engine and reads the clocks."""
+    """Makes runs on engines of one model and reads the clocks.
+
+    What times or counts single operators runs on an engine of its own, call by call; the ids, and
+    with them the chosen experts, are the same there.
+    """
 
     def __init__(
-        self, model: Transformer, engine: Engine, prompt_len: int, output_len: int
+        self, model: Transformer, streams: int, longest: int, prompt_len: int, output_len: int
     ) -> None:
-        self._model, self._engine = model, engine
-        self._prompt_len, self._output_len = prompt_len, output_len
-        self._clock, self._experts = StepClock(model), ExpertCount(model)
+        self._model, self._prompt_len, self._output_len = model, prompt_len, output_len
+        self._clock = StepClock()
+        self._distinct: dict[int, float] = {}
+        self._engine, self._plain = (
+            Engine(
+                model,
+                max_num_seqs=streams,
+                max_model_len=longest,
+                replay_decode=replays,
+                before_step=self._clock.note,
+            )
+            for replays in (True, False)
+        )
+
+    def __enter__(self) -> _Runs:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._engine.close()
+        self._plain.close()
 
     def warm_up(self, streams: int, prefill: int) -> None:
         """Touch what the runs will touch."""
-        self._generate(streams, self._prompt_len, min(4, self._output_len))
+        self._generate(self._engine, streams, self._prompt_len, min(4, self._output_len))
         if prefill:
-            self._generate(1, prefill, 1)
+            self._generate(self._engine, 1, prefill, 1)
         self._clock.take()
 
     def take_turns(
@@ -193,9 +212,7 @@ class _Runs:
 
     def decode(self, streams: int) -> DecodeResult:
         """Measure one run of some streams."""
-        self._experts.rows = streams
-        self._experts.take()
-        calls, wall, steps = self._decode(streams)
+        calls, wall, steps = self._decode(self._engine, streams)
         step_s = statistics.fmean(step.seconds for step in steps)
         return DecodeResult(
             streams=streams,
@@ -203,41 +220,45 @@ class _Runs:
             step_s=step_s,
             forward_calls=calls,
             wall_s=wall,
-            distinct_experts=self._experts.take(),
+            distinct_experts=self._distinct[streams],
         )
 
     def prefill(self, length: int) -> PrefillResult:
         """Measure one prompt."""
-        _, wall = self._generate(1, length, 1)
+        _, wall = self._generate(self._engine, 1, length, 1)
         self._clock.take()
         return PrefillResult(prompt_tokens=length, tokens_per_s=length / wall, wall_s=wall)
 
     def decode_share(self, streams: int) -> float:
-        """Return the fraction of decode steps that AttnRes operators take, in a timed run."""
+        """Return the fraction of decode steps that AttnRes operators take, in a timed run.
+
+        Counts the distinct experts of such steps too, which `decode` reports.
+        """
+        experts = ExpertCount(self._model)
+        experts.rows = streams
         with attn_res_clock(self._model, self._clock):
-            _, _, steps = self._decode(streams)
+            _, _, steps = self._decode(self._plain, streams)
+        self._distinct[streams] = experts.take()
+        experts.remove()
         return _attn_res_share(steps)
 
     def prefill_share(self, length: int) -> float:
         """Return the fraction of a prompt's steps that AttnRes operators take."""
         with attn_res_clock(self._model, self._clock):
-            self._generate(1, length, 1)
+            self._generate(self._plain, 1, length, 1)
         return _attn_res_share(self._clock.take())
 
-    def remove(self) -> None:
-        """Stop listening to the model."""
-        self._clock.remove()
-        self._experts.remove()
-
-    def _generate(self, streams: int, prompt_len: int, output_len: int) -> tuple[int, float]:
+    def _generate(
+        self, engine: Engine, streams: int, prompt_len: int, output_len: int
+    ) -> tuple[int, float]:
         """Run requests that start together; return forward calls and seconds."""
-        vocab = self._engine.config.vocab_size
+        vocab = engine.config.vocab_size
         sampling = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
-        before = self._engine.stats().num_forward_calls
+        before = engine.stats().num_forward_calls
         began = time.perf_counter()
         with self._clock.held():
             handles = [
-                self._engine.submit(
+                engine.submit(
                     EngineRequest(
                         request_id=f"bench-{s}",
                         prompt_ids=tuple((7 * s + 3 * t + 1) % vocab for t in range(prompt_len)),
@@ -249,16 +270,16 @@ class _Runs:
         for handle in handles:
             for _ in handle:
                 pass
-        calls = self._engine.stats().num_forward_calls - before
+        calls = engine.stats().num_forward_calls - before
         return calls, time.perf_counter() - began
 
-    def _decode(self, streams: int) -> tuple[int, float, list[Step]]:
+    def _decode(self, engine: Engine, streams: int) -> tuple[int, float, list[Step]]:
         """Forward calls, wall time, and the steps in which every stream decodes.
 
         Raises:
             ConfigError: There is no such step.
         """
-        calls, wall = self._generate(streams, self._prompt_len, self._output_len)
+        calls, wall = self._generate(engine, streams, self._prompt_len, self._output_len)
         steps = [step for step in self._clock.take() if step.rows == streams]
         if not steps:
             raise ConfigError(

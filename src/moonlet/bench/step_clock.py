@@ -1,8 +1,9 @@
 """When the forward passes of an engine begin, how many rows each has, and what AttnRes takes of it.
 
-The clock listens at the token table, which every forward pass reads first; a mark costs a
-microsecond. The time from one mark to the next is one engine step: forward, logits, sampling and
-scheduling. Timing single operators costs more, so `attn_res_clock` is for runs of their own.
+The engine tells the clock of every step before its forward pass; a mark costs a microsecond. The
+time from one mark to the next is one engine step: forward, logits, sampling and scheduling. Timing
+single operators costs more and needs steps that run call by call, so `attn_res_clock` is for runs
+of their own.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
-
-from torch import Tensor, nn
 
 from moonlet.kernels.registry import Kernels
 from moonlet.model.transformer import Transformer
@@ -35,7 +34,7 @@ class Step:
 
 
 class StepClock:
-    """Marks the beginning of every forward pass of a model until `remove`.
+    """Marks the beginning of every step of the engines whose ``before_step`` is `note`.
 
     It can also hold passes back, so that requests which belong together start together.
 
@@ -43,20 +42,20 @@ class StepClock:
         attn_res_s: Time inside AttnRes operators so far; counted by `attn_res_clock` only.
     """
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self) -> None:
         self.attn_res_s = 0.0
         self._marks: list[tuple[float, int, float]] = []
         self._is_open = threading.Event()
         self._is_open.set()
-        self._handle = model.embed_tokens.register_forward_pre_hook(self._note)
 
-    def _note(self, _: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    def note(self, rows: int) -> None:
+        """Mark the beginning of a step, as soon as steps may begin."""
         self._is_open.wait()
-        self._marks.append((time.perf_counter(), arguments[0].shape[0], self.attn_res_s))
+        self._marks.append((time.perf_counter(), rows, self.attn_res_s))
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Let no forward pass begin while the block runs."""
+        """Let no step begin while the block runs."""
         self._is_open.clear()
         try:
             yield
@@ -71,10 +70,6 @@ class StepClock:
             Step(rows, then - began, attn_res_then - attn_res)
             for (began, rows, attn_res), (then, _, attn_res_then) in pairwise(marks)
         ]
-
-    def remove(self) -> None:
-        """Stop listening."""
-        self._handle.remove()
 
 
 @contextmanager

@@ -2,9 +2,8 @@
 
 One thread owns the model, the state and the scheduler. Everybody else only appends commands to a
 queue and reads handles, so `submit` and `abort` may be called from any thread or coroutine. The
-thread sleeps on a condition while there is nothing to do. A request that goes wrong ends alone; a
-step that raises ends the requests in it; either way their slots and pages are free before the
-last output is delivered, and the loop goes on.
+thread sleeps while there is nothing to do. A request that goes wrong ends alone, a step that raises
+ends its requests; their slots and pages are free before the last output, and the loop goes on.
 """
 
 from __future__ import annotations
@@ -64,6 +63,8 @@ class Engine:
         num_pages: Pages in the pool; when absent, enough for every request at full length but at
             most 4 GiB.
         max_num_queued: Requests that may wait; beyond it `submit` refuses. No bound when absent.
+        replay_decode: Run decode steps from tapes where that is possible (`engine.replay`).
+        before_step: Called by the engine's thread with the number of rows before each forward pass.
         check_each_step: Run `check` after every step (tests).
 
     Raises:
@@ -81,6 +82,8 @@ class Engine:
         page_size: int = DEFAULT_PAGE_SIZE,
         num_pages: int | None = None,
         max_num_queued: int | None = None,
+        replay_decode: bool = True,
+        before_step: Callable[[int], None] | None = None,
         check_each_step: bool = False,
     ) -> None:
         config = model.config
@@ -110,7 +113,8 @@ class Engine:
             dtype=model.dtype,
             device=model.device,
         )
-        self._runner = Runner(model, state)
+        self._runner = Runner(model, state, replay_decode=replay_decode)
+        self._before_step = before_step
         self._max_num_queued = max_num_queued
         self._checks_each_step = check_each_step
         self._counts = dict.fromkeys(("steps", "prompt", "generated"), 0)
@@ -340,6 +344,8 @@ class Engine:
             assert not self._scheduler.has_work, "sequences wait but none can run"
             return
         self._counts["steps"] += 1
+        if self._before_step is not None:
+            self._before_step(step.num_tokens)
         try:
             results = self._runner.execute(step)
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from moonlet.core.config import ModelConfig
 from moonlet.engine.batch import build_batch
 from moonlet.engine.cache.state import PagedState
+from moonlet.engine.replay import DecodeReplay
 from moonlet.engine.request import Sequence
 from moonlet.engine.sampling import Sampled, Sampler
 from moonlet.engine.scheduler import Step
@@ -49,15 +51,28 @@ class EngineModel(Protocol):
 class Runner:
     """Model, state and sampler of one engine; used by the engine thread only.
 
+    Args:
+        model: What is run.
+        state: Memory of the running sequences.
+        replay_decode: Whether decode steps may run from tapes.
+
     Attributes:
         num_forward_calls: Forward passes so far.
     """
 
-    def __init__(self, model: EngineModel, state: PagedState) -> None:
+    def __init__(
+        self, model: EngineModel, state: PagedState, *, replay_decode: bool = True
+    ) -> None:
         self.model = model
         self.state = state
         self.sampler = Sampler(model.config.vocab_size, model.device)
         self.num_forward_calls = 0
+        self._replay = DecodeReplay(model, state, replay_decode and model.device.type == "cpu")
+
+    @property
+    def num_replays(self) -> int:
+        """Forward passes that were run from a tape."""
+        return self._replay.num_replays
 
     @torch.inference_mode()
     def execute(self, step: Step) -> list[tuple[Sequence, Sampled]]:
@@ -69,14 +84,22 @@ class Runner:
         for sequence in step.admitted:
             assert sequence.slot is not None
             self.state.bind(sequence.slot, sequence.pages)
-        batch = build_batch(step, self.model.device)
         self.num_forward_calls += 1
+        logits_QW = self._replay.logits(step)
+        if logits_QW is not None:
+            owners = [chunk.sequence for chunk in step.chunks]
+            return self._sampled(logits_QW, owners)
+        batch = build_batch(step, self.model.device)
         hidden_TD = self.model.forward(batch.tokens_T, batch.meta, self.state)
         if not batch.sampled:
             return []
         logits_QW = self.model.logits(hidden_TD.index_select(0, batch.meta.logits_at_Q))
-        sampled = self.sampler.sample(logits_QW, batch.sampled)
-        return list(zip(batch.sampled, sampled, strict=True))
+        return self._sampled(logits_QW, batch.sampled)
+
+    def _sampled(
+        self, logits_QW: Tensor, owners: SequenceOf[Sequence]
+    ) -> list[tuple[Sequence, Sampled]]:
+        return list(zip(owners, self.sampler.sample(logits_QW, owners), strict=True))
 
     def abandon(self) -> None:
         """Clean up after a step that raised."""

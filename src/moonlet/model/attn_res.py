@@ -97,8 +97,9 @@ class DepthStream(Protocol):
 class _Residual:
     """The ordinary residual stream."""
 
-    def __init__(self, embedded_TD: Tensor) -> None:
+    def __init__(self, embedded_TD: Tensor, kernels: Kernels) -> None:
         self._x = embedded_TD
+        self._add = kernels.add
 
     def read(self) -> Tensor:
         return self._x
@@ -107,7 +108,7 @@ class _Residual:
         return
 
     def add(self, output_TD: Tensor) -> None:
-        self._x = self._x + output_TD
+        self._x = self._add(self._x, output_TD)
 
 
 class _Sequential:
@@ -118,10 +119,11 @@ class _Sequential:
         self._prefix: Tensor | None = embedded_TD
         self._weights = iter(mixes.weights())
         self._eps = mixes.eps
-        self._mix = kernels.attn_res_mix
+        self._kernels = kernels
 
     def read(self) -> Tensor:
-        return self._mix(self._blocks, self._prefix, next(self._weights), self._eps)
+        weight_D = next(self._weights)
+        return self._kernels.attn_res_mix(self._blocks, self._prefix, weight_D, self._eps)
 
     def close_block(self) -> None:
         if self._prefix is not None:
@@ -129,7 +131,8 @@ class _Sequential:
         self._prefix = None
 
     def add(self, output_TD: Tensor) -> None:
-        self._prefix = output_TD if self._prefix is None else self._prefix + output_TD
+        prefix = self._prefix
+        self._prefix = output_TD if prefix is None else self._kernels.add(prefix, output_TD)
 
 
 class _TwoPhase:
@@ -167,7 +170,8 @@ class _TwoPhase:
         self._fold = self._kernels.attn_res_fold(self._blocks, weight_MD, self._eps)
 
     def add(self, output_TD: Tensor) -> None:
-        self._prefix = output_TD if self._prefix is None else self._prefix + output_TD
+        prefix = self._prefix
+        self._prefix = output_TD if prefix is None else self._kernels.add(prefix, output_TD)
 
 
 def open_stream(
@@ -187,7 +191,7 @@ def open_stream(
         ConfigError: Another form.
     """
     if not mixes:
-        return _Residual(embedded_TD)
+        return _Residual(embedded_TD, kernels)
     if form == "sequential":
         return _Sequential(embedded_TD, mixes, kernels)
     if form == "two_phase":

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from moonlet.core.config import ModelConfig
 from moonlet.kernels.registry import Kernels
 from moonlet.model.layers import Linear, parameter
-from moonlet.model.state import BatchMeta, KDAState
+from moonlet.model.state import BatchMeta, KDASlots, KDAState
 
 __all__ = ["KDA"]
+
+# decay logits, write logits, A_log, dt_bias, lower bound
+Gates = tuple[Tensor, Tensor, Tensor, Tensor, "float | None"]
 
 
 class _Conv(nn.Module):
@@ -71,32 +74,50 @@ class KDA(nn.Module):
         self._full_rank_gate = kda.use_full_rank_gate
         self._kernels = kernels
 
-    def output_gate(self, x_TD: Tensor) -> Tensor:
-        """Gate logits ``[T, H * K]`` from the layer input, full rank or low rank."""
-        if self._full_rank_gate:
-            return self.g_proj(x_TD)
-        return self.g_b_proj(self.g_a_proj(x_TD))
+    def _projections(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return q, k, v side by side, decay logits, write logits and output gate logits."""
+        gate = self.g_proj if self._full_rank_gate else self.g_a_proj
+        qkv = (self.q_proj.stored, self.k_proj.stored, self.v_proj.stored)
+        groups = (qkv, (self.f_a_proj.stored,), (self.b_proj.stored,), (gate.stored,))
+        raw_TC, decay, beta_TH, gate_TF = self._kernels.linear_many(x_TD, groups)
+        if not self._full_rank_gate:
+            gate_TF = self.g_b_proj(gate_TF)
+        return raw_TC, self.f_b_proj(decay), beta_TH, gate_TF
 
     def forward(self, x_TD: Tensor, meta: BatchMeta, state: KDAState) -> Tensor:
         """Run the layer and update ``state``; ``[T, D] -> [T, D]``."""
         heads = (self.num_heads, self.head_dim)
-        carry = state.load_conv(meta)
-        raw_TC = torch.cat([self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)], dim=-1)
-        taps: list[Tensor] = [self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]
-        emit_at = meta.tentative_rows_E
-        conv = self._kernels.short_conv(raw_TC, torch.cat(taps)[:, 0], carry, meta.ragged, emit_at)
-        q, k, v = (part.unflatten(-1, heads) for part in conv.y_TC.chunk(3, dim=-1))
-        z = self.f_b_proj(self.f_a_proj(x_TD)).unflatten(-1, heads)
-        inputs = (q, k, v, z, self.b_proj(x_TD), self.A_log, self.dt_bias.view(heads))
-        recurrent = emitted = None
+        raw_TC, decay, beta_TH, gate = self._projections(x_TD)
+        z = decay.unflatten(-1, heads)
+        gates = (z, beta_TH, self.A_log, self.dt_bias.view(heads), self.lower_bound)
         if meta.is_plain_step:
             # the states are most of what a decode step moves: they are updated where they lie
-            o = self._kernels.kda_step(*inputs, self.lower_bound, *state.in_place(meta))
+            o = self._step(raw_TC, gates, state.in_place(meta))
         else:
-            o, recurrent, emitted = self._kernels.kda_chunk(
-                *inputs, self.lower_bound, state.load(meta), meta.ragged, emit_at
-            )
-        state.store(meta, recurrent, conv.carry_SCW, emitted, conv.emitted_ECW)
-        gate = self.output_gate(x_TD).unflatten(-1, heads)
+            o = self._chunk(raw_TC, gates, meta, state)
+        gate = gate.unflatten(-1, heads)
         y = self._kernels.gated_rms_norm(o, self.o_norm.weight, gate, self.eps)
         return self.o_proj(y.flatten(-2))
+
+    def _step(self, raw_SC: Tensor, gates: Gates, memory: KDASlots) -> Tensor:
+        taps = [conv.weight[:, 0] for conv in (self.q_conv1d, self.k_conv1d, self.v_conv1d)]
+        slots_S = memory.slots_S
+        y_SC = self._kernels.short_conv_step(raw_SC, taps, memory.conv_GCW, slots_S)
+        q, k, v = self._heads(y_SC)
+        return self._kernels.kda_step(q, k, v, *gates, memory.recurrent_GHKV, slots_S)
+
+    def _chunk(self, raw_TC: Tensor, gates: Gates, meta: BatchMeta, state: KDAState) -> Tensor:
+        carry, emit_at = state.load_conv(meta), meta.tentative_rows_E
+        taps: list[Tensor] = [self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]
+        conv = self._kernels.short_conv(raw_TC, torch.cat(taps)[:, 0], carry, meta.ragged, emit_at)
+        q, k, v = self._heads(conv.y_TC)
+        o, recurrent, emitted = self._kernels.kda_chunk(
+            q, k, v, *gates, state.load(meta), meta.ragged, emit_at
+        )
+        state.store(meta, recurrent, conv.carry_SCW, emitted, conv.emitted_ECW)
+        return o
+
+    def _heads(self, qkv: Tensor) -> list[Tensor]:
+        """Cut q, k, v apart: three ``[T, H, K]``."""
+        heads = (self.num_heads, self.head_dim)
+        return [part.unflatten(-1, heads) for part in qkv.chunk(3, dim=-1)]

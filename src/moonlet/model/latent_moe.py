@@ -132,6 +132,7 @@ class LatentMoE(nn.Module):
     ) -> None:
         super().__init__()
         hidden, latent = config.hidden_size, moe.routed_expert_hidden_size
+        self._add = kernels.add
         self.gate = Router(hidden, moe, kernels, dtype, device)
         self.experts = Experts(config, moe, kernels, dtype, device)
         self.routed_expert_down_proj: Linear | None = None
@@ -162,5 +163,5 @@ class LatentMoE(nn.Module):
         if self.routed_expert_up_proj is not None:
             y = self.routed_expert_up_proj(y)
         if self.shared_experts is not None:
-            y = y + self.shared_experts(x_TD)
+            y = self._add(y, self.shared_experts(x_TD))
         return y

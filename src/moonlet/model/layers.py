@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from moonlet.core.config import ModelConfig
 from moonlet.kernels.linear import reference
+from moonlet.kernels.linear.reference import Stored
 from moonlet.kernels.registry import Kernels
 from moonlet.kernels.situ.gated import GatedActivation
 
@@ -41,6 +42,11 @@ class Linear(nn.Module):
         self.weight = parameter(size_out, size_in, dtype=dtype, device=device)
         self.register_buffer("scale", None)
         self.operator: LinearOperator = reference.linear
+
+    @property
+    def stored(self) -> Stored:
+        """The weight with its scales, for products with several matrices."""
+        return Stored(self.weight, self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., I] -> [..., O]``."""
@@ -98,7 +104,9 @@ class GatedMLP(nn.Module):
         self.up_proj = Linear(hidden, intermediate_size, dtype, device)
         self.down_proj = Linear(intermediate_size, hidden, dtype, device)
         self._activation = gated_activation(config, kernels)
+        self._linear_many = kernels.linear_many
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Map ``[T, D] -> [T, D]``."""
-        return self.down_proj(self._activation(self.gate_proj(x_TD), self.up_proj(x_TD)))
+        groups = ((self.gate_proj.stored,), (self.up_proj.stored,))
+        return self.down_proj(self._activation(*self._linear_many(x_TD, groups)))

@@ -61,23 +61,20 @@ class GatedMLA(nn.Module):
         self.max_logit_observer: Callable[[Tensor], None] | None = None
         self._kernels = kernels
 
-    def queries(self, x_TD: Tensor) -> Tensor:
-        """``[T, D] -> [T, H, Q]``, through the query latent or directly."""
-        if self._has_query_latent:
-            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD)))
-        else:
-            q = self.q_proj(x_TD)
-        return q.unflatten(-1, (self.num_heads, -1))
-
     def forward(self, x_TD: Tensor, meta: BatchMeta, cache: MLACache) -> Tensor:
         """Append the rows to ``cache`` and attend; ``[T, D] -> [T, D]``."""
-        q_THQ = self.queries(x_TD)
-        compressed = self.kv_a_proj_with_mqa(x_TD)
+        query = self.q_a_proj if self._has_query_latent else self.q_proj
+        groups = [(query.stored,), (self.kv_a_proj_with_mqa.stored,)]
+        if self._has_gate:
+            groups.append((self.g_proj.stored,))
+        q, compressed, *gate = self._kernels.linear_many(x_TD, groups)
+        if self._has_query_latent:
+            q = self.q_b_proj(self.q_a_layernorm(q))
         latent_TR = self.kv_a_layernorm(compressed[:, : self.latent_size])
         cache.append(meta, latent_TR, compressed[:, self.latent_size :])
-        o_TF = self._attend(q_THQ, meta, cache).flatten(1)
+        o_TF = self._attend(q.unflatten(-1, (self.num_heads, -1)), meta, cache).flatten(1)
         if self._has_gate:
-            o_TF = o_TF * torch.sigmoid(self.g_proj(x_TD))
+            o_TF = self._kernels.sigmoid_gate(o_TF, *gate)
         return self.o_proj(o_TF)
 
     def _attend(self, q_THQ: Tensor, meta: BatchMeta, cache: MLACache) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import CapacityError, ShapeError
 from moonlet.kernels.mla.pages import LatentPages
-from moonlet.model.state import BatchMeta, KDAState, MLACache
+from moonlet.model.state import BatchMeta, KDASlots, KDAState, MLACache
 
 __all__ = ["DenseState", "NoState"]
 
@@ -36,14 +36,15 @@ class _ZeroKDA:
         heads, width = self._kda.num_heads, self._kda.head_dim
         return torch.zeros(meta.ragged.num_seqs, heads, width, width, device=meta.slots_S.device)
 
-    def in_place(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
+    def in_place(self, meta: BatchMeta) -> KDASlots:
         recurrent = self.load(meta)
-        return recurrent, torch.arange(meta.ragged.num_seqs, device=recurrent.device)
+        slots_S = torch.arange(meta.ragged.num_seqs, device=recurrent.device)
+        return KDASlots(recurrent, self.load_conv(meta), slots_S)
 
     def store(
         self,
         meta: BatchMeta,
-        recurrent_SHKV: Tensor | None,
+        recurrent_SHKV: Tensor,
         conv_SCW: Tensor,
         emitted_EHKV: Tensor | None,
         emitted_conv_ECW: Tensor | None,
@@ -110,22 +111,23 @@ class _DenseKDA:
         fresh = meta.start_positions_S == 0
         return self.recurrent[meta.slots_S].masked_fill(fresh[:, None, None, None], 0.0)
 
-    def in_place(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
-        self.recurrent[meta.slots_S[meta.start_positions_S == 0]] = 0.0
-        return self.recurrent, meta.slots_S
+    def in_place(self, meta: BatchMeta) -> KDASlots:
+        fresh = meta.slots_S[meta.start_positions_S == 0]
+        self.recurrent[fresh] = 0.0
+        self.conv[fresh] = 0.0
+        return KDASlots(self.recurrent, self.conv, meta.slots_S)
 
     def store(
         self,
         meta: BatchMeta,
-        recurrent_SHKV: Tensor | None,
+        recurrent_SHKV: Tensor,
         conv_SCW: Tensor,
         emitted_EHKV: Tensor | None,
         emitted_conv_ECW: Tensor | None,
     ) -> None:
         settled = ~meta.tentative_S
         slots = meta.slots_S[settled]
-        if recurrent_SHKV is not None:
-            self.recurrent[slots] = recurrent_SHKV[settled]
+        self.recurrent[slots] = recurrent_SHKV[settled]
         self.conv[slots] = conv_SCW[settled].to(self.conv.dtype)
         if emitted_EHKV is not None and emitted_conv_ECW is not None:
             self.pending = (emitted_EHKV, emitted_conv_ECW)

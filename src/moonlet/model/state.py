@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from moonlet.core.errors import ShapeError
 from moonlet.kernels.mla.pages import LatentPages
 from moonlet.kernels.ragged import Ragged
 
-__all__ = ["BatchMeta", "KDAState", "MLACache", "ModelState"]
+__all__ = ["BatchMeta", "KDASlots", "KDAState", "MLACache", "ModelState"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,13 +179,26 @@ class BatchPart:
     is_whole: bool
 
 
+class KDASlots(NamedTuple):
+    """One KDA layer's memory itself: sequence s of the batch lies at index ``slots_S[s]``.
+
+    Attributes:
+        recurrent_GHKV: float32 and contiguous.
+        conv_GCW: Raw inputs, oldest first.
+        slots_S: int64, distinct.
+    """
+
+    recurrent_GHKV: Tensor
+    conv_GCW: Tensor
+    slots_S: Tensor
+
+
 class KDAState(Protocol):
     """One KDA layer's state for the sequences of the running batch.
 
-    A layer reads the carry with `load_conv` and then either copies the recurrent states out with
-    `load` and hands new ones to `store`, or updates them where they lie (`in_place`) and hands
-    `store` None. What is read is zero for sequences that start at position 0, whatever the slot
-    held before.
+    A layer either copies carries and recurrent states out (`load_conv`, `load`) and hands new ones
+    to `store`, or updates both where they lie (`in_place`). What is read is zero for sequences that
+    start at position 0, whatever the slot held before.
     """
 
     def load_conv(self, meta: BatchMeta) -> Tensor:
@@ -196,22 +209,18 @@ class KDAState(Protocol):
         """Return a copy of the float32 states ``recurrent_SHKV``."""
         ...
 
-    def in_place(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
-        """Return the states themselves, for a batch without tentative sequences.
+    def in_place(self, meta: BatchMeta) -> KDASlots:
+        """Return the memory itself, for a batch without tentative sequences.
 
-        Clears the slots of sequences that start now.
-
-        Returns:
-            ``recurrent_GHKV``, float32 and contiguous, and int64 ``slots_S``: the batch's
-            sequences lie in it at these distinct indices. The caller may change these slots and
-            no others, and only before `store`.
+        Clears the slots of sequences that start now. The caller may change the batch's slots and
+        no others, until the next batch.
         """
         ...
 
     def store(
         self,
         meta: BatchMeta,
-        recurrent_SHKV: Tensor | None,
+        recurrent_SHKV: Tensor,
         conv_SCW: Tensor,
         emitted_EHKV: Tensor | None,
         emitted_conv_ECW: Tensor | None,
@@ -223,7 +232,7 @@ class KDAState(Protocol):
 
         Args:
             meta: The running batch.
-            recurrent_SHKV: States after the batch; None where they were updated in place.
+            recurrent_SHKV: States after the batch.
             conv_SCW: Carries after the batch.
             emitted_EHKV: States after each tentative row; None where there is none.
             emitted_conv_ECW: Carries after each tentative row; None where there is none.

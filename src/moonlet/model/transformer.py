@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moonlet.core.config import ModelConfig
@@ -26,16 +25,13 @@ __all__ = ["Transformer"]
 
 
 class _Embedding(nn.Module):
-    """The token table ``[W, D]``."""
+    """Holder of the token table ``[W, D]``."""
 
     def __init__(
         self, vocab: int, hidden: int, dtype: torch.dtype, device: torch.device | str | None
     ) -> None:
         super().__init__()
         self.weight = parameter(vocab, hidden, dtype=dtype, device=device)
-
-    def forward(self, tokens_T: Tensor) -> Tensor:
-        return F.embedding(tokens_T, self.weight)
 
 
 class Transformer(nn.Module):
@@ -131,7 +127,7 @@ class Transformer(nn.Module):
             for index, layer in enumerate(self._decoder_layers())
             if layer.starts_block
         ]
-        embedded_TD = self.embed_tokens(tokens_T).to(self.dtype)
+        embedded_TD = self.kernels.embed(tokens_T, self.embed_tokens.weight, self.dtype)
         stream = open_stream(embedded_TD, self._mixes, boundaries, self.kernels, self.attn_res_form)
         for layer in self._decoder_layers():
             layer(stream, meta, state)

@@ -11,7 +11,7 @@ from moonlet.bench import costs
 from moonlet.bench.cases.case import MAX_SEQS, Arguments, Case, Shape
 from moonlet.kernels.ragged import Ragged
 
-__all__ = ["kda_chunk", "kda_step", "short_conv"]
+__all__ = ["kda_chunk", "kda_step", "short_conv", "short_conv_step"]
 
 # the recurrence adds the rounding of every row before; chunk forms order the sums otherwise
 TOLERANCE = 2e-5
@@ -38,6 +38,23 @@ def short_conv(shape: Shape) -> Iterator[Case]:
                 ragged,
             ),
         )
+
+
+def short_conv_step(shape: Shape) -> Iterator[Case]:
+    """One row of every sequence, whose carries lie anywhere in an arena."""
+    kda, rows = shape.config.kda, shape.rows
+    if rows > MAX_SEQS:
+        return
+    width, taps = kda.projection_size, kda.short_conv_kernel_size
+    num_slots = rows + OTHER_SLOTS
+
+    def make() -> Arguments:
+        slots = torch.randperm(num_slots, generator=shape.generator)[:rows]
+        weights = tuple(shape.weight(width, taps) for _ in range(3))
+        state = shape.normal(num_slots, 3 * width, taps - 1)
+        return shape.normal(rows, 3 * width), weights, state, slots
+
+    yield Case(cost=costs.short_conv(rows, rows, 3 * width, taps), make=make)
 
 
 def _inputs(shape: Shape) -> list[Tensor | float | None]:

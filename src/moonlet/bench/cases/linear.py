@@ -1,4 +1,4 @@
-"""Cases of the linear map: KDA's query projection with weights as they may be stored."""
+"""Cases of the linear maps: KDA's query projection as it may be stored, all that read its input."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from moonlet.bench import costs
 from moonlet.bench.cases.case import Case, Shape
+from moonlet.kernels.linear.reference import Stored
 
-__all__ = ["linear"]
+__all__ = ["linear", "linear_many"]
 
 # largest int8 weight
 STEPS = 127
@@ -44,3 +45,21 @@ def linear(shape: Shape) -> Iterator[Case]:
                 *store(shape.weight(size_out, size_in)),
             ),
         )
+
+
+def linear_many(shape: Shape) -> Iterator[Case]:
+    """What KDA computes of its input: q, k, v side by side and three gates, in bfloat16."""
+    kda, rows, size_in = shape.config.kda, shape.rows, shape.config.hidden_size
+    width = kda.projection_size
+    groups = ((width, width, width), (kda.head_dim,), (kda.num_heads,), (width,))
+    size_out = sum(sum(group) for group in groups)
+    yield Case(
+        cost=costs.linear(rows, size_in, size_out, 2 * size_in * size_out),
+        make=lambda: (
+            shape.normal(rows, size_in),
+            tuple(
+                tuple(Stored(shape.weight(size, size_in).bfloat16()) for size in group)
+                for group in groups
+            ),
+        ),
+    )

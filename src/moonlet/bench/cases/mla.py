@@ -17,7 +17,7 @@ from moonlet.engine.engine import DEFAULT_PAGE_SIZE
 from moonlet.kernels.mla.pages import LatentPages
 from moonlet.kernels.ragged import Ragged
 
-__all__ = ["mla_decode", "mla_prefill"]
+__all__ = ["mla_append", "mla_decode", "mla_prefill"]
 
 STORED = (torch.float32, torch.bfloat16)
 
@@ -53,6 +53,20 @@ def _inputs(
 
 def _label(stored: torch.dtype) -> str:
     return str(stored).removeprefix("torch.")
+
+
+def mla_append(shape: Shape) -> Iterator[Case]:
+    """New rows of a batch, each to a page of its own choice."""
+    _, _, shared, latent, _ = _widths(shape)
+    rows = shape.rows
+    num_pages = -(-2 * rows // DEFAULT_PAGE_SIZE)
+
+    def make() -> Arguments:
+        places = torch.randperm(num_pages * DEFAULT_PAGE_SIZE, generator=shape.generator)[:rows]
+        pages = shape.normal(num_pages, DEFAULT_PAGE_SIZE, latent + shared)
+        return pages, places, shape.normal(rows, latent), shape.normal(rows, shared)
+
+    yield Case(cost=costs.mla_append(rows, latent + shared), make=make)
 
 
 def mla_decode(shape: Shape) -> Iterator[Case]:

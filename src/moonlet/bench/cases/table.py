@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from moonlet.bench.cases import activation, attn_res, kda, linear, mla, moe, norm, sample
+from moonlet.bench.cases import activation, attn_res, kda, linear, mla, moe, norm, rows, sample
 from moonlet.bench.cases.case import Builder
 
 __all__ = ["CASES"]
@@ -16,10 +16,12 @@ CASES: Mapping[str, Builder] = {
     "rms_norm": norm.rms_norm,
     "gated_rms_norm": norm.gated_rms_norm,
     "short_conv": kda.short_conv,
+    "short_conv_step": kda.short_conv_step,
     "kda_chunk": kda.kda_chunk,
     "kda_step": kda.kda_step,
     "mla_prefill": mla.mla_prefill,
     "mla_decode": mla.mla_decode,
+    "mla_append": mla.mla_append,
     "attn_res_mix": attn_res.attn_res_mix,
     "attn_res_fold": attn_res.attn_res_fold,
     "attn_res_join": attn_res.attn_res_join,
@@ -29,5 +31,9 @@ CASES: Mapping[str, Builder] = {
     "situ_glu": activation.situ_glu,
     "swiglu": activation.swiglu,
     "linear": linear.linear,
+    "linear_many": linear.linear_many,
+    "embed": rows.embed,
+    "add": rows.add,
+    "sigmoid_gate": rows.sigmoid_gate,
     "sample": sample.sample,
 }

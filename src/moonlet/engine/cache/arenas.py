@@ -11,6 +11,7 @@ Letters as in `model.state`; G slots or pages, B pages per sequence, L rows per 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,38 +20,57 @@ from moonlet.core.config import KDAConfig, MLAConfig
 from moonlet.core.errors import ShapeError
 from moonlet.engine.cache.pages import NULL_PAGE
 from moonlet.kernels.mla.pages import LatentPages
-from moonlet.model.state import BatchMeta
+from moonlet.kernels.registry import resolve_operator
+from moonlet.model.state import BatchMeta, KDASlots
 
 __all__ = ["BlockTables", "KDAArena", "MLAArena", "StepIndex"]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class StepIndex:
     """Where the rows of one batch live: computed once per step, used by every layer.
 
     Attributes:
+        meta: The batch.
         fresh_S: Which sequences start at position 0; None where none does.
         settled_S: Indices of the sequences that are not tentative; None where all are settled.
         rows_T: Row of each packed token in an arena flattened to ``[pages * L]``.
-        table_SB: Pages of each sequence, as many as the longest one needs.
+        table_SB: Pages of each sequence, at least as many as the longest one needs.
         lengths_S: Rows of each sequence after this batch.
     """
 
-    def __init__(self, meta: BatchMeta, table_GB: Tensor, page_size: int) -> None:
-        self.meta = meta
+    meta: BatchMeta
+    fresh_S: Tensor | None
+    settled_S: Tensor | None
+    rows_T: Tensor
+    table_SB: Tensor
+    lengths_S: Tensor
+
+    @staticmethod
+    def of(meta: BatchMeta, table_GB: Tensor, page_size: int) -> StepIndex:
+        """Look the batch up in the block tables.
+
+        Raises:
+            ShapeError: A row lies beyond the pages of its sequence.
+        """
         starts = meta.start_positions_S
         fresh_S = starts == 0
-        self.fresh_S = fresh_S if bool(fresh_S.any()) else None
-        self.settled_S = (~meta.tentative_S).nonzero()[:, 0] if any(meta.tentative) else None
-        self.lengths_S = starts + meta.ragged.lens_S
+        lengths_S = starts + meta.ragged.lens_S
         pages_SB = table_GB.index_select(0, meta.slots_S)
         positions_T = meta.positions_T
         owner_T = pages_SB.index_select(0, meta.ragged.seq_of_T)
         page_T = owner_T.gather(1, (positions_T // page_size).unsqueeze(1)).squeeze(1)
         if bool((page_T == NULL_PAGE).any()):
             raise ShapeError("a row lies beyond the pages that its sequence was given")
-        self.rows_T = page_T * page_size + positions_T % page_size
-        num_pages = -(-int(self.lengths_S.max()) // page_size)
-        self.table_SB = pages_SB[:, :num_pages].contiguous()
+        num_pages = -(-int(lengths_S.max()) // page_size)
+        return StepIndex(
+            meta=meta,
+            fresh_S=fresh_S if bool(fresh_S.any()) else None,
+            settled_S=(~meta.tentative_S).nonzero()[:, 0] if any(meta.tentative) else None,
+            rows_T=page_T * page_size + positions_T % page_size,
+            table_SB=pages_SB[:, :num_pages].contiguous(),
+            lengths_S=lengths_S,
+        )
 
 
 class BlockTables:
@@ -86,8 +106,12 @@ class BlockTables:
     def index(self, meta: BatchMeta) -> StepIndex:
         """Return the batch's index, the same object for every layer of one step."""
         if self._index is None or self._index.meta is not meta:
-            self._index = StepIndex(meta, self.table_GB, self.page_size)
+            self._index = StepIndex.of(meta, self.table_GB, self.page_size)
         return self._index
+
+    def use(self, index: StepIndex) -> None:
+        """Take an index that the caller keeps up to date instead of looking its batch up."""
+        self._index = index
 
     def pages_of(self, slot: int) -> list[int]:
         """Pages bound to the slot."""
@@ -135,12 +159,13 @@ class KDAArena:
             recurrent_SHKV.masked_fill_(fresh_S[:, None, None, None], 0.0)
         return recurrent_SHKV
 
-    def in_place(self, meta: BatchMeta) -> tuple[Tensor, Tensor]:
+    def in_place(self, meta: BatchMeta) -> KDASlots:
         """Return the arena and the batch's slots; those of sequences that start now are cleared."""
         fresh_S = self._open(meta)
         if fresh_S is not None:
             self.recurrent_GHKV.index_fill_(0, meta.slots_S[fresh_S], 0.0)
-        return self.recurrent_GHKV, meta.slots_S
+            self.conv_GCW.index_fill_(0, meta.slots_S[fresh_S], 0.0)
+        return KDASlots(self.recurrent_GHKV, self.conv_GCW, meta.slots_S)
 
     def _open(self, meta: BatchMeta) -> Tensor | None:
         """Return which sequences start now, None where none does, after the check of windows."""
@@ -151,7 +176,7 @@ class KDAArena:
     def store(
         self,
         meta: BatchMeta,
-        recurrent_SHKV: Tensor | None,
+        recurrent_SHKV: Tensor,
         conv_SCW: Tensor,
         emitted_EHKV: Tensor | None,
         emitted_conv_ECW: Tensor | None,
@@ -161,7 +186,7 @@ class KDAArena:
         if settled_S is None:
             self._write(meta.slots_S, recurrent_SHKV, conv_SCW)
             return
-        if recurrent_SHKV is None or emitted_EHKV is None or emitted_conv_ECW is None:
+        if emitted_EHKV is None or emitted_conv_ECW is None:
             raise ShapeError("a tentative window was stored without its emitted states")
         self._write(
             meta.slots_S[settled_S],
@@ -181,9 +206,8 @@ class KDAArena:
         """Drop a pending window: the slots keep what they held before it."""
         self._pending = None
 
-    def _write(self, slots: Tensor, recurrent_SHKV: Tensor | None, conv_SCW: Tensor) -> None:
-        if recurrent_SHKV is not None:
-            self.recurrent_GHKV.index_copy_(0, slots, recurrent_SHKV.detach())
+    def _write(self, slots: Tensor, recurrent_SHKV: Tensor, conv_SCW: Tensor) -> None:
+        self.recurrent_GHKV.index_copy_(0, slots, recurrent_SHKV.detach())
         self.conv_GCW.index_copy_(0, slots, conv_SCW.detach().to(self.conv_GCW.dtype))
 
 
@@ -203,12 +227,11 @@ class MLAArena:
         self.pages_GLC[NULL_PAGE] = 0
         self._latent_size = mla.kv_lora_rank
         self._tables = tables
+        self._append = resolve_operator("mla_append", device, dtype)
 
     def append(self, meta: BatchMeta, latent_TR: Tensor, k_shared_TP: Tensor) -> None:
         """Write the batch's rows to the pages of their sequences."""
-        row_TC = torch.cat([latent_TR.detach(), k_shared_TP.detach()], dim=1)
-        flat = self.pages_GLC.view(-1, self.pages_GLC.shape[2])
-        flat.index_copy_(0, self._tables.index(meta).rows_T, row_TC.to(flat.dtype))
+        self._append(self.pages_GLC, self._tables.index(meta).rows_T, latent_TR, k_shared_TP)
 
     def view(self, meta: BatchMeta) -> LatentPages:
         """Return the arena itself and the batch's part of the block table; nothing is copied."""

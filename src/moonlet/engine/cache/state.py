@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import CapacityError
-from moonlet.engine.cache.arenas import BlockTables, KDAArena, MLAArena
+from moonlet.engine.cache.arenas import BlockTables, KDAArena, MLAArena, StepIndex
 from moonlet.engine.cache.pages import NULL_PAGE
 from moonlet.model.state import BatchMeta, KDAState, MLACache
 
@@ -72,6 +73,24 @@ class PagedState:
             layer: MLAArena(config.mla, num_pages, self._tables, dtype, device)
             for layer in config.mla_layers
         }
+
+    @property
+    def page_size(self) -> int:
+        """Rows per page."""
+        return self._tables.page_size
+
+    @property
+    def pages_per_seq(self) -> int:
+        """Pages of the longest possible sequence."""
+        return self._tables.table_GB.shape[1]
+
+    def use(self, index: StepIndex) -> None:
+        """Run the next forward passes of ``index.meta`` with this index, kept by the caller."""
+        self._tables.use(index)
+
+    def copy_tables(self, slots_S: Tensor, table_SB: Tensor) -> None:
+        """Write the pages of some slots, `pages_per_seq` each, to ``table_SB``."""
+        torch.index_select(self._tables.table_GB, 0, slots_S, out=table_SB)
 
     def bind(self, slot: int, pages: Sequence[int]) -> None:
         """Give a newly admitted sequence its slot and pages; what they held is void."""

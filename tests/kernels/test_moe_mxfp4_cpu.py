@@ -121,10 +121,9 @@ def test_int8_products_are_exact(level, rows, size_in, width):
     w3.scale.copy_(torch.randint(126, 129, w3.scale.shape, generator=generator))
     z, *rest = exact_problem(rows, size_in, width, w3, w2)
     got = cpu.moe_mxfp4(z, *rest)
-    # both round the same hidden values; what is left are float32 sums, over groups where the
-    # products are integers and over single products elsewhere
-    bound = 5e-7 if level == "vnni" else 2e-6
-    assert error_ratio(got, reference.moe_mxfp4(z.double(), *rest)) < bound
+    # both round the same hidden values; what is left are float32 sums, of groups or of all elements
+    tolerance = 3e-7 if level == "vnni" else 3e-6
+    assert error_ratio(got, reference.moe_mxfp4(z.double(), *rest)) < tolerance
 
 
 @pytest.mark.parametrize("exponent", [-40, 0])
@@ -222,7 +221,7 @@ def test_scratch_and_output_may_hold_anything(level, case, mode, request):
     z, ids, *rest = problem(*case)
     if case[0] == 40:
         # the last expert gets few rows, the others many
-        ids[5:] = torch.tensor([0, 1])
+        ids[3:] = torch.tensor([0, 1])
     clean = cpu.moe_mxfp4(z, ids, *rest, SITU, mode)
     request.getfixturevalue("scratch")
     assert torch.equal(clean, cpu.moe_mxfp4(z, ids, *rest, SITU, mode))

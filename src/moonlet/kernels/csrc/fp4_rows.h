@@ -232,8 +232,8 @@ __attribute__((noinline)) void multiply_many(const Rows& rows, int64_t first, in
                    panel + o * kPanelDepth + b * kPanelWidth);
       }
     }
-    for (int64_t i = 0; i < count; i += kTileRows) {
-      const int64_t n = smaller(count - i, kTileRows);
+    for (int64_t i = 0, n; i < count; i += n) {
+      n = next_tile(count - i, kTileRows);
       for (int64_t r = 0; r < n; ++r) memcpy(tile + r * kPanelDepth, x[i + r] + k, part * 4);
       for (int64_t o = 0; o < kExpertOutputs; o += kPanelWidth) {
         panel_rows(tile, kPanelDepth, panel + o * kPanelDepth, part, result + i * kExpertOutputs + o,

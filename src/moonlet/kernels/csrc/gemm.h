@@ -55,20 +55,21 @@ MOONLET_INLINE void panel_tile(const float* x, int64_t ldx, const float* panel, 
   }
 }
 
-// y[rows][W] (+)= x panel.
+template <int M>
+MOONLET_INLINE void panel_rows_up_to(const float* x, int64_t ldx, const float* panel, int64_t depth,
+                                     float* y, int64_t ldy, int64_t rows, bool adds) {
+  if (rows == M) {
+    panel_tile<M>(x, ldx, panel, depth, y, ldy, adds);
+  } else if constexpr (M > 1) {
+    panel_rows_up_to<M - 1>(x, ldx, panel, depth, y, ldy, rows, adds);
+  }
+}
+
+// y[rows][W] (+)= x panel for one to kTileRows rows.
 __attribute__((noinline)) void panel_rows(const float* x, int64_t ldx, const float* panel,
                                           int64_t depth, float* y, int64_t ldy, int64_t rows,
                                           bool adds) {
-  int64_t i = 0;
-  for (; i + kTileRows <= rows; i += kTileRows) {
-    panel_tile<kTileRows>(x + i * ldx, ldx, panel, depth, y + i * ldy, ldy, adds);
-  }
-#if defined(__AVX512F__)
-  for (; i + 4 <= rows; i += 4) {
-    panel_tile<4>(x + i * ldx, ldx, panel, depth, y + i * ldy, ldy, adds);
-  }
-#endif
-  for (; i < rows; ++i) panel_tile<1>(x + i * ldx, ldx, panel, depth, y + i * ldy, ldy, adds);
+  panel_rows_up_to<kTileRows>(x, ldx, panel, depth, y, ldy, rows, adds);
 }
 
 #if defined(__AVX512F__)

@@ -201,8 +201,8 @@ void packed(const float* x, const void* weight, const float* scale, float* y,
       float* place = panel + (o - first) * kPanelDepth;
       pack_panel(w + o * shape.size_in + k, shape.size_in, last - o, depth, place);
     }
-    for (int64_t t = 0; t < shape.num_rows; t += kTileRows) {
-      const int64_t rows = shape.num_rows - t < kTileRows ? shape.num_rows - t : kTileRows;
+    for (int64_t t = 0, rows; t < shape.num_rows; t += rows) {
+      rows = next_tile(shape.num_rows - t, kTileRows);
       const float* xt = x + t * shape.x_stride + k;
       for (int64_t o = first; o < last; o += kPanelWidth) {
         const float* place = panel + (o - first) * kPanelDepth;

@@ -104,15 +104,15 @@ MOONLET_INLINE Lanes clamped(Lanes x, float limit) {
 // becomes NaN.
 MOONLET_INLINE void round_mxfp8(Lanes (&part)[kParts], bool is_floor) {
   const Lanes most = group_maxima(part);
+  const IntLanes is_finite = as_bits(most) < 0x7F800000;
   IntLanes biased;
   if (is_floor) {
     biased = (as_bits(most) >> 23) - 8;
   } else {
-    const IntLanes bits = as_bits(most / 448.0f);
+    const IntLanes bits = as_bits(most / 448.0f) & is_finite;
     biased = ((bits + 0x7FFFFF) >> 23) & (bits > static_cast<int32_t>(kSmallestScale));
   }
   biased &= biased > 0;
-  const IntLanes is_finite = as_bits(most) < 0x7F800000;
   // 2^(biased - 127) and its inverse, by bit pattern; biased is at most 246 here
   const IntLanes is_subnormal = biased == 0;
   const IntLanes smallest = is_subnormal & static_cast<int32_t>(kSmallestScale);

@@ -12,6 +12,17 @@ from moonlet.train.tasks.tool_notation import ToolSpec, param
 
 __all__ = ["family_tool"]
 
+FORMS = 8
+_SWITCH_VERBS = ("set", "change", "make", "put", "switch", "turn", "have", "update")
+_PLACES = ("the {0} NOUN", "the NOUN {0}", "the NOUN in the {0}", "the NOUN of the {0}")
+_JOINTS = (" ", ", ", ": ", " to ", " so that ", " - ")
+_ASSIGNMENTS = ("STATE {1}", "STATE={1}", "STATE: {1}", "STATE is {1}", "STATE = {1}")
+_ORDER_VERBS = ("buy", "order", "get", "request", "bring me", "?could I have", "?can I get",
+    "?can I have", "?may I have", "?I want", "?I need", "?I would like", "deliver")  # fmt: skip
+_AMOUNTS = ("{0} {1} NOUNs", "{0} {1} NOUNs", "{1} NOUNs, {0} of them",
+    "NOUNs: number {0}, size {1}", "{0} NOUNs, size {1}", "{0} NOUNs in size {1}",
+    "NOUNs, size {1}, {0} pieces")  # fmt: skip
+
 _STATES = ("open", "closed", "on", "active", "armed", "heated", "lit", "shut", "muted", "enabled")
 _LETTERS = ("note", "letter", "memo", "line", "card", "word", "report", "wire", "reply", "greeting")
 _WATCHES = ("stopwatch", "egg timer", "clock", "break", "pause", "nap", "round", "session", "watch")
@@ -21,6 +32,17 @@ def family_tool(rng: random.Random, lexicon: Lexicon) -> ToolSpec:
     """Draw a family and a noun."""
     families = (_order, _order, _switch, _switch, _message, _message, _timer, _tracker)
     return rng.choice(families)(rng, lexicon)
+
+
+def _forms(rng: random.Random, *parts: tuple[str, ...], **words: str) -> tuple[str, ...]:
+    """Join one choice of each part to a form of request, several times; fill in the words."""
+    forms = []
+    for _ in range(FORMS):
+        form = "".join(rng.choice(part) for part in parts)
+        for name, word in words.items():
+            form = form.replace(name, word)
+        forms.append(form)
+    return tuple(forms)
 
 
 def _key(noun: str) -> str:
@@ -41,10 +63,7 @@ def _order(rng: random.Random, lexicon: Lexicon) -> ToolSpec:
             param("size format kind variant", "size", "The size", f"Size of the {n}",
                 "Small, medium or large"),
         ),
-        asks=(f"buy {{0}} {{1}} {n}s", f"?could I have {{0}} {{1}} {n}s?",
-            f"?I want {{0}} {{1}} {n}s", f"get {{0}} {{1}} {n}s", f"?can I have {{0}} {{1}} {n}s",
-            f"bring me {{0}} {{1}} {n}s", f"order {n}s: number {{0}}, size {{1}}",
-            f"order {{1}} {n}s, {{0}} of them", f"request {{0}} {n}s, size {{1}}"),
+        asks=_forms(rng, _ORDER_VERBS, (" ",), _AMOUNTS, NOUN=n),
         results=("order=big", "price=number", "~Ready at {time}", "status=ordered"),
     )  # fmt: skip
 
@@ -63,10 +82,9 @@ def _switch(rng: random.Random, lexicon: Lexicon) -> ToolSpec:
             param(rng.choice((state, "state", f"is_{state}")), "bool", f"Whether it is {state}",
                 "New state"),
         ),
-        asks=(f"set the {{0}} {n} {state} {{1}}", f"change the {{0}} {n}: {state} {{1}}",
-            f"set the {n} in the {{0}} {state}={{1}}", f"make the {{0}} {n} {state}={{1}}",
-            f"change the {n} of the {{0}}, {state} is {{1}}", f"set the {n} {{0}} {state}: {{1}}",
-            f"put the {{0}} {n} to {state} {{1}}", f"switch the {n} {{0}}, {state} {{1}}"),
+        asks=_forms(
+            rng, _SWITCH_VERBS, (" ",), _PLACES, _JOINTS, _ASSIGNMENTS, NOUN=n, STATE=state
+        ),
         results=(f"{key}=$0 {state}=$1", "status=ok", "~Done in the $0", "ok=bool"),
     )  # fmt: skip
 
@@ -87,7 +105,9 @@ def _message(rng: random.Random, lexicon: Lexicon) -> ToolSpec:
         ),
         asks=(f"{verb} {{0}} the {m} {{1}}", f"{verb} a {m} to {{0}} saying {{1}}",
             f"{m} {{0}}: {{1}}", f"{verb} {{0}} a {m}: {{1}}", f"{verb} {{0}} the {m} {{1}}",
-            f"{verb} the {m} {{1}} to {{0}}", f"{m} to {{0}} saying {{1}}"),
+            f"{verb} the {m} {{1}} to {{0}}", f"{m} to {{0}} saying {{1}}",
+            f"{verb} the {m} to {{0}}: {{1}}", f"{m} for {{0}}: {{1}}",
+            f"{verb} {{0}} a {m} with the words {{1}}"),
         results=("status=sent", "id=big", "~It was given to $0", "sent=bool"),
     )  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 Every operator has a reference and possibly faster backends with the same signature. `resolve`
 returns a frozen table of callables; a wanted backend that cannot serve is an error with the reason,
-``auto`` takes the first backend of the operator's documented order that can.
+``auto`` takes the first backend of the operator's documented order that can. The operators of
+`ENGINE_OPERATORS` are no part of a model: the engine takes them with `resolve_operator`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from moonlet.core.config import ModelConfig
 from moonlet.core.errors import BackendUnavailable, ConfigError
 from moonlet.kernels.spec import Spec
 
-__all__ = ["Choice", "Kernels", "describe", "resolve", "resolve_operator"]
+__all__ = [
+    "ENGINE_OPERATORS",
+    "Choice",
+    "Kernels",
+    "describe",
+    "resolve",
+    "resolve_operator",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -176,6 +184,8 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
     ),
 }
 
+ENGINE_OPERATORS = frozenset({"mla_append", "sample"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -198,7 +208,6 @@ class Kernels:
     kda_step: Callable[..., Any]
     mla_prefill: Callable[..., Any]
     mla_decode: Callable[..., Any]
-    mla_append: Callable[..., Any]
     attn_res_mix: Callable[..., Any]
     attn_res_fold: Callable[..., Any]
     attn_res_join: Callable[..., Any]
@@ -212,7 +221,6 @@ class Kernels:
     embed: Callable[..., Any]
     add: Callable[..., Any]
     sigmoid_gate: Callable[..., Any]
-    sample: Callable[..., Any]
     choices: tuple[Choice, ...]
 
     def backend(self, op: str) -> str:
@@ -260,20 +268,21 @@ def resolve(
             serve.
 
     Raises:
-        ConfigError: ``wanted`` names an unknown operator.
+        ConfigError: ``wanted`` names an operator that a model does not have.
         BackendUnavailable: A named backend does not exist or cannot serve.
     """
     spec = Spec(device=torch.device(device), config=config, dtype=dtype, is_inference=is_inference)
     per_op = {"*": wanted} if isinstance(wanted, str) else dict(wanted)
-    unknown = sorted(set(per_op) - set(OPERATORS) - {"*"})
+    operators = [op for op in OPERATORS if op not in ENGINE_OPERATORS]
+    unknown = sorted(set(per_op) - {*operators, "*"})
     if unknown:
         raise ConfigError(
-            f"kernels names unknown operators {', '.join(unknown)}; "
-            f"the operators are {', '.join(OPERATORS)}"
+            f"kernels names {', '.join(unknown)}, which a model does not have; "
+            f"its operators are {', '.join(operators)}"
         )
     chosen: dict[str, Callable[..., Any]] = {}
     choices: list[Choice] = []
-    for op in OPERATORS:
+    for op in operators:
         name = per_op.get(op, per_op.get("*", "auto"))
         backend, reason = _choose(op, name, spec)
         chosen[op] = backend.load()
@@ -301,4 +310,9 @@ def resolve_operator(
 
 def describe(device: torch.device | str = "cpu") -> tuple[Choice, ...]:
     """Return what ``auto`` chooses for serving on ``device``, for ``moonlet env``."""
-    return resolve(device, is_inference=True).choices
+    spec = Spec(device=torch.device(device), is_inference=True)
+    chosen = {op: _choose(op, "auto", spec) for op in OPERATORS}
+    return tuple(
+        Choice(op=op, backend=backend.name, reason=reason)
+        for op, (backend, reason) in chosen.items()
+    )

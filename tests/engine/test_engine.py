@@ -272,3 +272,13 @@ def test_the_rows_of_every_step_are_told_before_it(make_engine: MakeEngine) -> N
     engine = make_engine(model, max_num_batched_tokens=4, before_step=rows.append)
     engine.submit(request("a", range(6), max_tokens=2)).result()
     assert rows == [4, -4, 2, -2, 1, -1]
+
+
+def test_a_listener_that_raises_ends_the_step_and_not_the_engine(make_engine: MakeEngine) -> None:
+    def listen(rows: int) -> None:
+        if rows == 5:
+            raise ValueError("no")
+
+    engine = make_engine(ScriptedModel(count_up()), before_step=listen)
+    assert engine.submit(request("a", range(5))).result().finish == "error"
+    assert engine.submit(request("b", range(3), max_tokens=2)).result().ids == (3, 4)

@@ -344,9 +344,9 @@ class Engine:
             assert not self._scheduler.has_work, "sequences wait but none can run"
             return
         self._counts["steps"] += 1
-        if self._before_step is not None:
-            self._before_step(step.num_tokens)
         try:
+            if self._before_step is not None:
+                self._before_step(step.num_tokens)
             results = self._runner.execute(step)
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(step.chunks))

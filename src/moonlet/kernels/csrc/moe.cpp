@@ -92,6 +92,13 @@ void activate(const MoeProblem& p, const float* gate, const float* up, int64_t f
   }
 }
 
+// The inputs of `count` slots from `first` on.
+void find_inputs(const MoeProblem& p, int64_t first, int64_t count, const float** x) {
+  for (int64_t m = 0; m < count; ++m) {
+    x[m] = p.inputs + p.slots[first + m] / p.top_k * padded(p.size_in);
+  }
+}
+
 void up_few(const MoeProblem& p, const Rows& w1, const Rows& w3, int64_t begin, int64_t slots,
             int64_t first, int64_t last) {
   float gate[kExpertOutputs * kMaxGroup], up[kExpertOutputs * kMaxGroup];
@@ -99,9 +106,7 @@ void up_few(const MoeProblem& p, const Rows& w1, const Rows& w3, int64_t begin, 
   const float* x[kMaxGroup];
   for (int64_t s = 0; s < slots; s += kMaxGroup) {
     const int64_t count = smaller(slots - s, kMaxGroup);
-    for (int64_t m = 0; m < count; ++m) {
-      x[m] = p.inputs + p.slots[begin + s + m] / p.top_k * padded(p.size_in);
-    }
+    find_inputs(p, begin + s, count, x);
     dot_group(w1, first, last, x, count, gate, kMaxGroup);
     dot_group(w3, first, last, x, count, up, kMaxGroup);
     for (int64_t m = 0; m < count; ++m) {
@@ -123,9 +128,7 @@ void up_many(const MoeProblem& p, const Rows& w1, const Rows& w3, int64_t begin,
   const float* x[kRowBatch];
   for (int64_t s = 0; s < slots; s += kRowBatch) {
     const int64_t count = smaller(slots - s, kRowBatch);
-    for (int64_t m = 0; m < count; ++m) {
-      x[m] = p.inputs + p.slots[begin + s + m] / p.top_k * padded(p.size_in);
-    }
+    find_inputs(p, begin + s, count, x);
     multiply_many(w1, first, last, x, count, gate);
     multiply_many(w3, first, last, x, count, up);
     for (int64_t m = 0; m < count; ++m) {

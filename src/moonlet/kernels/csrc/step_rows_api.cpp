@@ -15,6 +15,16 @@ namespace {
 // fewer elements than this are not worth a second thread
 constexpr int64_t kMinElements = 1 << 15;
 
+// out = run(a, b), value by value.
+int32_t pairwise(void (*run)(const float*, const float*, float*, int64_t), const float* a,
+                 const float* b, float* out, int64_t count, int32_t num_threads) {
+  if (count < 0 || num_threads < 1 || !a || !b || !out) return MOONLET_BAD_ARGUMENT;
+  parallel(count, kMinElements, num_threads, [=](int64_t first, int64_t last) {
+    run(a + first, b + first, out + first, last - first);
+  });
+  return MOONLET_OK;
+}
+
 }  // namespace
 }  // namespace moonlet
 
@@ -22,22 +32,14 @@ int32_t moonlet_add_f32(const float* a, const float* b, float* out, int64_t coun
                         int32_t isa_level, int32_t num_threads) {
   const moonlet::StepRowTable* table = MOONLET_PICK(step_row_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
-  if (count < 0 || num_threads < 1 || !a || !b || !out) return MOONLET_BAD_ARGUMENT;
-  moonlet::parallel(count, moonlet::kMinElements, num_threads, [=](int64_t first, int64_t last) {
-    table->add(a + first, b + first, out + first, last - first);
-  });
-  return MOONLET_OK;
+  return moonlet::pairwise(table->add, a, b, out, count, num_threads);
 }
 
 int32_t moonlet_sigmoid_gate_f32(const float* x, const float* gate, float* out, int64_t count,
                                  int32_t isa_level, int32_t num_threads) {
   const moonlet::StepRowTable* table = MOONLET_PICK(step_row_table, isa_level);
   if (!table) return MOONLET_BAD_ISA;
-  if (count < 0 || num_threads < 1 || !x || !gate || !out) return MOONLET_BAD_ARGUMENT;
-  moonlet::parallel(count, moonlet::kMinElements, num_threads, [=](int64_t first, int64_t last) {
-    table->sigmoid_gate(x + first, gate + first, out + first, last - first);
-  });
-  return MOONLET_OK;
+  return moonlet::pairwise(table->sigmoid_gate, x, gate, out, count, num_threads);
 }
 
 int32_t moonlet_embed(const int64_t* ids, const void* table, int32_t is_bfloat16, float* out,

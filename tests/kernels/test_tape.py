@@ -1,6 +1,8 @@
 """Recorded native calls: run again on what the tensors hold now, refused where torch computes."""
 
 import gc
+import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -58,19 +60,19 @@ def test_a_tape_computes_on_what_its_inputs_hold_now() -> None:
         (lambda x: torch.cat([x, x]), "cat"),
         (lambda x: x.T.contiguous(), "contiguous"),
         (lambda x: float(x[0, 0]), "item"),
-        (lambda x: x.new_zeros(3).copy_(x[0, :3]), "new_zeros"),
+        (lambda x: x.new_zeros(3), "new_zeros"),
     ],
 )
-def test_what_torch_computes_makes_a_tape_unusable(act: object, name: str) -> None:
+def test_what_torch_computes_makes_a_tape_unusable(
+    act: Callable[[Tensor], object], name: str
+) -> None:
     tape, x = Tape(), torch.randn(4, 6)
     with torch.inference_mode(), tape.recording():
-        y = rows.add(x.clone() if name == "add_" else x, x)
+        y = rows.add(x, x)
+        assert tape.refusal is None
         act(y)
         rows.add(y, y)
-    assert tape.refusal is not None
-    assert "torch computes" in tape.refusal
-    if name != "add_":
-        assert name in tape.refusal
+    assert tape.refusal == f"torch computes {name} in between"
     with pytest.raises(BackendError, match="torch computes"):
         tape.replay()
 
@@ -91,6 +93,9 @@ def test_calls_outside_and_in_other_threads_are_not_recorded() -> None:
     rows.add(x, x)
     with tape.recording():
         rows.add(x, x)
+        other = threading.Thread(target=rows.add, args=(x, x))
+        other.start()
+        other.join()
     rows.add(x, x)
     assert tape.num_calls == 1
     assert _native_ops._recording.tape is None

@@ -3,7 +3,7 @@
 # check     static checks only: ruff, formatting, types, import contracts
 # format    rewrite the sources in the project's format
 # sanitize  build the native library with address and undefined-behaviour checks and run its C++
-#           tests; not part of `test`, since the build takes minutes
+#           tests; not part of `test`, since the build takes over a minute
 #
 # ARGS are handed to `moonlet serve` or to pytest. TORCH_ARGS are handed to the pip call that
 # installs torch, so a CPU or CUDA build can be chosen where the plain pin fetches another one.

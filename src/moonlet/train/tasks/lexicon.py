@@ -71,8 +71,9 @@ class Lexicon:
         splice_share: Share of invented words that join the head of one listed word to the tail of
             another instead of syllables.
         invented_share: Share of nouns that are invented.
-        odd_share: How often tools and requests take odd forms (meaningless names, three arguments,
-            texts of several words without quotes), 0 for never.
+        odd_share: How often tools and requests take odd forms (meaningless names, three
+            arguments), 0 for never.
+        quoted_share: Share of values of several words that a request quotes where it need not.
     """
 
     heldout: bool
@@ -80,6 +81,7 @@ class Lexicon:
     splice_share: float = 0.0
     invented_share: float = 0.33
     odd_share: float = 0.15
+    quoted_share: float = 0.81
 
     def allows(self, kind: str, text: str) -> bool:
         """Return whether an invented item may be used on this side."""
@@ -156,5 +158,12 @@ def _heldout_words() -> frozenset[str]:
 
 
 # the few hundred listed words alone would be recalled instead of copied
-TRAIN = Lexicon(heldout=False, words=words, splice_share=0.6, invented_share=0.45)
+TRAIN = Lexicon(
+    heldout=False,
+    words=words,
+    splice_share=0.6,
+    invented_share=0.45,
+    odd_share=0.25,
+    quoted_share=0.65,
+)
 HELDOUT = Lexicon(heldout=True, words=words_heldout)

@@ -1,4 +1,4 @@
-"""Everyday tools around a random noun: orders, switches, messages, timers, trackers.
+"""Everyday tools around a random noun: orders, switches, settings, messages, timers, trackers.
 
 The specifications of `tool_specs` are few, so their forms of request could be learned with their
 words only. Here the same forms come with any noun: "could I have 3 small mirrors", "set the attic
@@ -14,9 +14,23 @@ __all__ = ["family_tool"]
 
 FORMS = 8
 _SWITCH_VERBS = ("set", "change", "make", "put", "switch", "turn", "have", "update")
-_PLACES = ("the {0} NOUN", "the NOUN {0}", "the NOUN in the {0}", "the NOUN of the {0}")
+_PLACES = ("the {0} NOUN", "the {0} NOUN", "my {0} NOUN", "the NOUN {0}", "the NOUN {0}",
+    "NOUN {0}", "the NOUN in the {0}", "the NOUN of the {0}")  # fmt: skip
 _JOINTS = (" ", ", ", ": ", " to ", " so that ", " - ")
 _ASSIGNMENTS = ("STATE {1}", "STATE={1}", "STATE: {1}", "STATE is {1}", "STATE = {1}")
+# kind of value, names of its parameter, and phrases with the value where they do not name it
+_SETTINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("bool", "locked open visible loud sealed public clean private shared", ()),
+    ("int", "level depth number height speed floor width", ("to {1}", "by {1}")),
+    ("number", "price weight temperature rate value", ("to {1}", "at {1}")),
+    ("size", "size format kind", ("to {1}", "in {1}", "as {1}")),
+    ("color", "color colour paint", ("in {1}", "to {1}")),
+    ("person", "owner user person keeper", ("for {1}", "to {1}")),
+    ("code", "code key id reference", ("with code {1}", "under {1}", "to {1}")),
+    ("word", "label tag mode name group", ("as {1}", "to {1}")),
+)
+_NAMED = ("PARAM {1}", "PARAM={1}", "PARAM: {1}", "PARAM is {1}", "PARAM = {1}",
+    "with PARAM {1}", "PARAM set to {1}", "using PARAM {1}")  # fmt: skip
 _ORDER_VERBS = ("buy", "order", "get", "request", "bring me", "?could I have", "?can I get",
     "?can I have", "?may I have", "?I want", "?I need", "?I would like", "deliver")  # fmt: skip
 _AMOUNTS = ("{0} {1} NOUNs", "{0} {1} NOUNs", "{1} NOUNs, {0} of them",
@@ -30,7 +44,8 @@ _WATCHES = ("stopwatch", "egg timer", "clock", "break", "pause", "nap", "round",
 
 def family_tool(rng: random.Random, lexicon: Lexicon) -> ToolSpec:
     """Draw a family and a noun."""
-    families = (_order, _order, _switch, _switch, _message, _message, _timer, _tracker)
+    families = (_order, _order, _switch, _switch, _setting, _setting, _message, _message, _timer,
+        _tracker)  # fmt: skip
     return rng.choice(families)(rng, lexicon)
 
 
@@ -71,7 +86,9 @@ def _order(rng: random.Random, lexicon: Lexicon) -> ToolSpec:
 def _switch(rng: random.Random, lexicon: Lexicon) -> ToolSpec:
     n = lexicon.noun(rng)
     key, state = _key(n), rng.choice(_STATES)
-    where = rng.choice(("room", "place", "name", key, f"{key}_name", "where"))
+    name = rng.choice((state, "state", f"is_{state}"))
+    subjects = ("room", "place", "name", key, f"{key}_name", "where")
+    where = rng.choice([subject for subject in subjects if subject != name])
     return ToolSpec(
         names=(f"set_{key}", f"{key}_control", f"{key}_state", f"switch_{key}", f"change_{key}",
             f"room_{key}", f"set_{key}_{state}"),
@@ -79,13 +96,38 @@ def _switch(rng: random.Random, lexicon: Lexicon) -> ToolSpec:
             f"Change a {n}", f"Sets the state of a {n}."),
         params=(
             param(where, "room", f"Which {n}", "The room", "Where it is"),
-            param(rng.choice((state, "state", f"is_{state}")), "bool", f"Whether it is {state}",
-                "New state"),
+            param(name, "bool", f"Whether it is {state}", "New state"),
         ),
         asks=_forms(
             rng, _SWITCH_VERBS, (" ",), _PLACES, _JOINTS, _ASSIGNMENTS, NOUN=n, STATE=state
         ),
         results=(f"{key}=$0 {state}=$1", "status=ok", "~Done in the $0", "ok=bool"),
+    )  # fmt: skip
+
+
+def _setting(rng: random.Random, lexicon: Lexicon) -> ToolSpec:
+    """A named thing of a class gets a value: "change the attic door, locked=yes"."""
+    n, verb = lexicon.noun(rng), lexicon.pick(rng, "ACT_VERBS")
+    kind, names, phrases = rng.choice(_SETTINGS)
+    key, name = _key(n), rng.choice(names.split())
+    subject = rng.choice(("room", "person", "word", "city", "code", "noun"))
+    subjects = (key, key, "name", "id", f"{key}_name", "place", "target", "which")
+    where = rng.choice([subject for subject in subjects if subject != name])
+    act = verb.replace(" ", "_")
+    return ToolSpec(
+        names=(f"{act}_{key}", f"{key}_{act}", f"{key}_{name}", f"{act}_{key}_{name}",
+            f"set_{key}_{name}", f"{act}_the_{key}", f"{key}_control"),
+        describes=(f"{verb.capitalize()} a {n}.", f"{verb.capitalize()} or change a {n}",
+            f"Sets the {name} of a {n}.", f"Lets you {verb} one {n}.", f"{name} of a {n}"),
+        params=(
+            param(where, subject, f"Which {n}", f"The {n}", f"Name of the {n}"),
+            param(name, kind, f"The {name}", f"New {name}", f"{name.capitalize()} to set"),
+        ),
+        asks=_forms(
+            rng, (verb, verb, "set", "change", "update", "make"), (" ",), _PLACES,
+            (" ", ", ", ": ", " ", " - "), (*_NAMED, *phrases, *phrases), NOUN=n, PARAM=name,
+        ),
+        results=(f"{key}=$0 {name}=$1", "status=ok", "~The $0 is changed", f"{name}=$1 ok=bool"),
     )  # fmt: skip
 
 

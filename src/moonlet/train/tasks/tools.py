@@ -65,8 +65,11 @@ _PLAIN_WORDS = frozenset(
     }
 )  # fmt: skip
 MAX_SHARED = 3
+_HELDOUT_TEXTS = frozenset(
+    text for spec in HELDOUT_SPECS for text in (*spec.names, *spec.describes)
+)
 # of everyday tools, those around a random noun
-FAMILY_SHARE = 0.45
+FAMILY_SHARE = 0.55
 _QUOTABLE = ("text", "query", "pair", "person", "noun", "word", "city")
 _FREE_TEXT = ("text", "query", "pair", "noun")
 
@@ -142,8 +145,13 @@ def from_spec(rng: random.Random, spec: ToolSpec) -> Tool:
                 required=not p.optional,
             )
         )  # fmt: skip
+    # a family around a random noun may hit the name of a tool that training must not know
+    names, describes = spec.names, spec.describes
+    if spec not in HELDOUT_SPECS:
+        names = tuple(name for name in names if name not in _HELDOUT_TEXTS)
+        describes = tuple(text for text in describes if text not in _HELDOUT_TEXTS)
     return Tool(
-        name=rng.choice(spec.names), description=rng.choice(spec.describes), params=tuple(params),
+        name=rng.choice(names), description=rng.choice(describes), params=tuple(params),
         asks=spec.asks, results=spec.results, topic=spec.asks[0], is_calculator=spec.is_calculator,
     )  # fmt: skip
 
@@ -227,7 +235,7 @@ def _spell(
     """Spell a value in a request; a text of several words has quotes unless it ends the request."""
     quoted = 0.1
     if " " in value.text:
-        quoted = 0.9 - 0.6 * lexicon.odd_share if is_last or param.kind not in _FREE_TEXT else 1.0
+        quoted = lexicon.quoted_share if is_last or param.kind not in _FREE_TEXT else 1.0
     if param.kind in _QUOTABLE and rng.random() < quoted:
         mark = rng.choice("\"'")
         return f"{mark}{value.text}{mark}"

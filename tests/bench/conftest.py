@@ -12,6 +12,7 @@ from moonlet.train.init import initialize
 from moonlet.train.recipe import InitOptions
 from moonlet.weights.writer import save_model
 from tests.bench.buffers import small_buffers
+from tests.bench.load_command import Bench, bench_command
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +36,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench") / "tiny"
     save_model(model, folder, config)
     return folder
+
+
+@pytest.fixture
+def bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bench:
+    """Runs ``moonlet bench serve`` and reads its files."""
+    return bench_command(tmp_path, capsys)

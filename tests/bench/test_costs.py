@@ -18,6 +18,11 @@ from moonlet.model.state import BatchMeta
 from moonlet.testing import tiny_config, tiny_model
 
 CONFIG = tiny_config()
+# heads, nope, shared, latent and value width
+WIDTHS = (
+    *(CONFIG.mla.num_attention_heads, CONFIG.mla.qk_nope_head_dim, CONFIG.mla.qk_rope_head_dim),
+    *(CONFIG.mla.kv_lora_rank, CONFIG.mla.v_head_dim),
+)
 
 
 def changed(part: str | None = None, **fields: Any) -> ModelConfig:
@@ -75,6 +80,11 @@ def left_alone(op: str, arguments: Any, rows: int) -> int:
         # slots of other sequences, neither read nor written
         arena, slots = arguments[-2:]
         return 2 * (len(arena) - len(slots)) * arena[0].nbytes
+    if op in ("kda_window", "kda_replay"):
+        # likewise; a window writes no memory at all
+        *arenas, slots = arguments[7:10]
+        others = [(len(arena) - len(slots)) * arena[0].nbytes for arena in arenas]
+        return sum(others) * (2 if op == "kda_replay" else 1)
     if op == "embed":
         ids, table = arguments[:2]
         return (len(table) - len(ids)) * table[0].nbytes
@@ -101,6 +111,11 @@ def test_the_products_are_counted_like_torch_counts_them(op: str) -> None:
             reference(op)(*arguments)
         products, mla, moe = counter.get_total_flops(), CONFIG.mla, CONFIG.moe
         assert moe is not None
+        flops = case.cost.flops
+        if op == "mla_prefill":
+            # the reference expands, which is not the cheaper form for one row
+            assert flops < products
+            flops = costs.expanded_flops(1, 5, *WIDTHS)
         beside = {
             "linear": 0,
             "mla_decode": mla.num_attention_heads * 6 * costs.SOFTMAX_FLOPS,
@@ -109,18 +124,31 @@ def test_the_products_are_counted_like_torch_counts_them(op: str) -> None:
             * (costs.situ_glu(moe.moe_intermediate_size).flops + 2 * CONFIG.expert_input_size),
         }
         name = "moe" if op.startswith("moe_") else op
-        assert case.cost.flops - beside[name] == products
+        assert flops - beside[name] == products
 
 
 def test_causal_prefill_counts_each_visible_pair_once() -> None:
     widths = (2, 16, 8, 24, 12)
     pair = 2 * (2 * (16 + 8) + 2 * 12 + costs.SOFTMAX_FLOPS)
     expansion = 2 * 2 * 24 * (16 + 12)
-    three = costs.mla_prefill(3, 10, *widths)
-    assert three.flops == 13 * expansion + (11 + 12 + 13) * pair
+    three = costs.expanded_flops(3, 10, *widths)
+    assert three == 13 * expansion + (11 + 12 + 13) * pair
     # cut anywhere the pairs are the same; the expansion is repeated
-    cut = costs.mla_prefill(1, 10, *widths) + costs.mla_prefill(2, 11, *widths)
-    assert cut.flops - three.flops == 11 * expansion
+    cut = costs.expanded_flops(1, 10, *widths) + costs.expanded_flops(2, 11, *widths)
+    assert cut - three == 11 * expansion
+    # the absorbed form repeats nothing
+    cut = costs.absorbed_flops(1, 10, *widths) + costs.absorbed_flops(2, 11, *widths)
+    assert cut == costs.absorbed_flops(3, 10, *widths)
+
+
+def test_prefill_counts_the_form_that_needs_fewer_operations() -> None:
+    widths = (24, 128, 64, 512, 128)
+    one = costs.mla_prefill(1, 1024, *widths)
+    assert one == costs.mla_decode(1, 1025, *widths)
+    assert costs.expanded_flops(1, 1024, *widths) > 100 * one.flops
+    many = costs.mla_prefill(512, 1024, *widths)
+    assert many.flops == costs.expanded_flops(512, 1024, *widths)
+    assert many.flops < costs.absorbed_flops(512, 1024, *widths)
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,26 @@ from typing import Any
 import pytest
 import torch
 
+from moonlet.bench import kernels
+from moonlet.bench.cases import kda
+from moonlet.bench.cases.case import Shape
 from moonlet.bench.cases.table import CASES
 from moonlet.bench.kernels import bench_kernels, serving_backends
 from moonlet.bench.scales import k3_quarter, random_config, scale_config
 from moonlet.cli.main import run
-from moonlet.core.errors import ConfigError, ShapeError
+from moonlet.core.errors import CapacityError, ConfigError, ShapeError
 from moonlet.kernels import _native
 from moonlet.kernels.registry import OPERATORS, Backend
 from moonlet.testing import tiny_config
 from tests.bench.backends import add_backend
 
 ENTRY = {
-    *("op", "case", "rows", "backend", "is_cold", "copies", "seconds", "bytes", "flops"),
+    *("op", "case", "rows", "context", "backend", "is_cold", "copies", "seconds", "bytes"),
+    *("flops",),
     *("bytes_per_s", "flops_per_s", "bound_s", "bound_by", "ratio"),
 }
 SETTING = {
-    *("shape", "context", "repeats", "working_set_bytes", "threads", "isa_level", "probe"),
+    *("shape", "repeats", "working_set_bytes", "threads", "isa_level", "probe"),
     *("probe_samples", "read_bandwidth_bytes_per_s", "fma_flops_per_s", "load_average"),
     *("results", "refused"),
 }
@@ -70,7 +74,7 @@ def test_weights_are_measured_as_they_may_be_stored() -> None:
     ops = ("mla_prefill", "mla_decode", "moe_mxfp4", "linear")
     report = measure(ops=ops, backends=("reference",), rows=(2,))
     cases = {op: {r["case"]: r["bytes"] for r in report["results"] if r["op"] == op} for op in ops}
-    assert list(cases["linear"]) == ["float32", "bfloat16", "int8"]
+    assert list(cases["linear"]) == ["float32", "bfloat16", "int8", "mxfp4"]
     assert sorted(cases["linear"].values(), reverse=True) == list(cases["linear"].values())
     for op in ("mla_prefill", "mla_decode"):
         assert cases[op]["bfloat16"] < cases[op]["float32"]
@@ -87,6 +91,56 @@ def test_decode_operators_take_few_sequences_only() -> None:
         ("short_conv", "prefill"),
         ("kda_chunk", ""),
     ]
+
+
+def test_a_context_is_what_attention_reads_and_how_long_a_chunked_sequence_is() -> None:
+    ops = ("mla_decode", "mla_prefill", "kda_step", "kda_chunk", "rms_norm")
+    report = measure(ops=ops, backends=("reference",), rows=(2, 3), contexts=(5, 40))
+    seen = {
+        op: {(r["rows"], r["context"]): r for r in report["results"] if r["op"] == op} for op in ops
+    }
+    for op in ("mla_decode", "mla_prefill"):
+        assert set(seen[op]) == {(2, 5), (2, 40), (3, 5), (3, 40)}
+        for what in ("bytes", "flops"):
+            assert seen[op][2, 40][what] > seen[op][2, 5][what]
+    # a recurrent state has one size
+    assert set(seen["kda_step"]) == {(2, 5), (2, 40), (3, 5), (3, 40)}
+    assert seen["kda_step"][2, 40]["bytes"] == seen["kda_step"][2, 5]["bytes"]
+    assert set(seen["kda_chunk"]) == {(5, None), (40, None)}
+    assert seen["kda_chunk"][40, None]["flops"] == 8 * seen["kda_chunk"][5, None]["flops"]
+    assert set(seen["rms_norm"]) == {(2, None), (3, None)}
+
+
+def test_without_a_context_rows_count_and_1024_lie_before() -> None:
+    report = measure(ops=("mla_decode", "kda_chunk"), backends=("reference",), rows=(2,))
+    sizes = {r["op"]: (r["rows"], r["context"]) for r in report["results"]}
+    assert sizes == {"mla_decode": (2, 1024), "kda_chunk": (2, None)}
+
+
+def test_a_step_of_kda_continues_after_its_context() -> None:
+    def state(context: int) -> torch.Tensor:
+        shape = Shape(
+            config=tiny_config(),
+            rows=1,
+            context=context,
+            generator=torch.Generator().manual_seed(0),
+        )
+        return kda._state_after(shape)
+
+    assert not bool(state(0).any())
+    short, long = state(3), state(3 + kda.CONTEXT_ROWS)
+    assert short.shape == long.shape
+    assert bool(torch.isfinite(long).all())
+    assert not torch.equal(short, long)
+
+
+def test_what_the_memory_cannot_hold_is_said_before_it_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels, "memory_bytes", lambda: 10**6)
+    assert measure(ops=("mla_decode",), rows=(1,), contexts=(1000,))["results"]
+    with pytest.raises(CapacityError, match=r"mla_decode of 1 rows after 20000 has .* --context"):
+        measure(ops=("mla_decode",), rows=(1,), contexts=(20_000,))
 
 
 def test_a_larger_working_set_takes_more_copies() -> None:
@@ -150,6 +204,7 @@ def test_without_the_native_library_torch_stands_in(monkeypatch: pytest.MonkeyPa
         ({"backends": ("fast",)}, "the backends are cpu, reference"),
         ({"rows": (4, 0)}, "bench.rows is 0"),
         ({"rows": ()}, "bench.rows is 0"),
+        ({"contexts": (4, 0)}, "bench.context is 0"),
         ({"repeats": 0}, "bench.repeats is 0"),
     ],
 )
@@ -212,6 +267,18 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert row.split()[:3] == ["swiglu", "2", "reference"]
 
 
+def test_the_command_takes_contexts(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "kernels", "--backend", "reference", "--repeats", "1", "--scale", "nano"]
+    flags = ["--op", "mla_decode", "--rows", "2", "--context", "3,70"]
+    assert run([*command, *flags]) == 0
+    _, names, *rows = capsys.readouterr().out.splitlines()
+    assert names.split()[2:7] == ["rows", "after", "backend", "us", "us/row"]
+    assert [row.split()[2:4] for row in rows] == [["2", "3"]] * 2 + [["2", "70"]] * 2
+    for row in rows:
+        us, per_row = map(float, row.split()[5:7])
+        assert per_row == pytest.approx(us / 2, abs=0.06)
+
+
 def test_quarter_shapes_are_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*ONE_OP, "--rows", "1", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -224,6 +291,8 @@ def test_quarter_shapes_are_the_default(capsys: pytest.CaptureFixture[str]) -> N
     [
         (["--scale", "nano", "--shape-of", "."], "give one of them"),
         (["--check", "--scale", "nano"], "--check draws random shapes"),
+        (["--check", "--context", "5"], "--check draws random shapes"),
+        (["--context", "0"], "bench.context is 0"),
         (["--scale", "huge"], "--scale is 'huge'"),
         (["--threads", "0"], "--threads is 0"),
         (["--rows", "1,x"], "Invalid value for --rows"),

@@ -76,15 +76,66 @@ def test_max_model_len_bounds_a_request(started: Started) -> None:
 
 def test_max_num_seqs_sizes_the_slots_and_the_places(started: Started) -> None:
     def sizes(seen: Seen) -> tuple[int, int]:
-        return seen.engine.stats().num_slots, seen.service.config.max_requests
+        return seen.engine.limits.max_num_seqs, seen.service.config.max_requests
 
     assert started("--max-num-seqs", "2", look=sizes) == (2, 2 + 256)
     assert started("--max-num-seqs", "3", "--max-queue", "5", look=sizes) == (3, 3 + 5)
 
 
 def test_max_num_batched_tokens_cuts_prompts(started: Started) -> None:
-    assert started(look=_prefill_calls) == 1
-    assert started("--max-num-batched-tokens", "64", look=_prefill_calls) == 4
+    # with prefix caching chunks also end where a state is kept
+    whole = ("--no-enable-prefix-caching",)
+    assert started(*whole, look=_prefill_calls) == 1
+    assert started(*whole, "--max-num-batched-tokens", "64", look=_prefill_calls) == 4
+    assert started(look=_prefill_calls) == 2
+
+
+def test_memory_flags_size_the_cache(started: Started) -> None:
+    def sizes(seen: Seen) -> tuple[int, int, int, int]:
+        cache = seen.engine._manager.cache
+        stats = seen.engine.stats()
+        return cache.page_size, cache.unit_size, stats.num_pages, stats.num_slots
+
+    flags = ("--max-num-seqs", "2", "--block-size", "32", "--prefix-match-unit", "16")
+    assert started(*flags, "--num-pages", "300", "--num-checkpoints", "5", look=sizes) == (
+        32,
+        16,
+        300,
+        7,
+    )
+    assert started("--max-num-seqs", "2", "--num-pages", "17", look=sizes)[:3] == (256, 64, 17)
+
+
+def test_prefix_caching_can_be_switched_off(started: Started) -> None:
+    def shares(seen: Seen) -> bool:
+        return seen.engine._manager.is_sharing
+
+    assert started(look=shares)
+    assert not started("--no-enable-prefix-caching", look=shares)
+
+
+def test_a_cache_directory_is_opened(started: Started, tmp_path: Path) -> None:
+    def budgets(seen: Seen) -> tuple[int, int] | None:
+        writeback = seen.engine._writeback
+        if writeback is None:
+            return None
+        stats = writeback.pool.stats()
+        return stats.host_budget_bytes, stats.disk_budget_bytes
+
+    assert started(look=budgets) is None
+    place = str(tmp_path / "cache")
+    assert started("--cache-directory", place, look=budgets) == (0, 16 << 30)
+    flags = ("--cache-disk-gib", "0.5", "--cache-host-gib", "0.25")
+    assert started("--cache-directory", place, *flags, look=budgets) == (1 << 28, 1 << 29)
+
+
+def test_priority_classes_are_those_given(started: Started) -> None:
+    def names(seen: Seen) -> list[str]:
+        return [known.name for known in seen.engine.limits.classes]
+
+    assert started(look=names) == ["default"]
+    text = '[{"name":"chat","max_prompt_tokens":99},{"name":"long"}]'
+    assert started("--priority-classes", text, look=names) == ["chat", "long"]
 
 
 def test_served_model_name_replaces_the_folder_name(started: Started, checkpoint: Path) -> None:
@@ -165,9 +216,25 @@ def test_a_length_beyond_the_checkpoint_is_said_and_lowered(
     assert "--max-model-len 1048576" in capsys.readouterr().err
 
 
+def test_speculative_config_makes_the_engine_draft(started: Started) -> None:
+    def drafts(seen: Seen) -> int:
+        sampling = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+        prompt = [65, 66, 67, 68] * 20
+        seen.engine.submit(
+            EngineRequest(request_id="r", prompt_ids=prompt, sampling=sampling)
+        ).result()
+        return seen.engine.stats().num_draft_tokens
+
+    assert started(look=drafts) == 0
+    config = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":1,"adaptive":false}'
+    assert started("--speculative-config", config, look=drafts) > 0
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (("--speculative-config", "{"), "not JSON"),
+        (("--speculative-config", '{"method":"dspark"}'), "'dspark', which needs a draft model"),
         (("--max-model-lne", "5"), "--max-model-len"),
         (("--port", "many"), "--port"),
         (("--port", "65536"), "--port is 65536"),
@@ -223,7 +290,7 @@ def test_each_unneeded_flag_prints_one_line(
     started(look=lambda seen: None)
     assert "not needed" not in capsys.readouterr().err
     flags = (
-        "--no-enable-prefix-caching",
+        "--no-enable-cumem-allocator",
         "--kv-cache-dtype",
         "fp8",
         "--tool-call-parser",
@@ -233,7 +300,7 @@ def test_each_unneeded_flag_prints_one_line(
     lines = [line for line in capsys.readouterr().err.splitlines() if "not needed" in line]
     assert [line.split(":")[0] for line in lines] == [
         "--kv-cache-dtype",
-        "--no-enable-prefix-caching",
+        "--no-enable-cumem-allocator",
         "--tool-call-parser",
     ]
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from moonlet.engine import Engine
+from moonlet.engine.memory import MemoryOptions
 
 
 @pytest.fixture
@@ -12,11 +13,17 @@ def make_engine() -> Iterator[Callable[..., Engine]]:
     """Build engines that check themselves after every step."""
     engines: list[Engine] = []
 
-    def make(model: object, **limits: object) -> Engine:
+    def make(
+        model: object, num_pages: int | None = None, page_size: int = 4, **limits: object
+    ) -> Engine:
+        # a scripted model keeps its history beside the state, so it cannot resume a prefix
+        memory = MemoryOptions(
+            page_size=page_size, unit_size=page_size, num_pages=num_pages, prefix_caching=False
+        )
         defaults = {
             "max_num_seqs": 4,
             "max_model_len": 64,
-            "page_size": 4,
+            "memory": memory,
             "stop_ids": [258],
             "check_each_step": True,
         }

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moonlet.engine import Engine, EngineRequest, SamplingParams, TokenOutput
-from moonlet.engine.cache.pages import NULL_PAGE
+from moonlet.engine.cache.blocks import NULL_BLOCK
 from moonlet.model.simple_state import DenseState
 from moonlet.model.state import BatchMeta
 from moonlet.model.transformer import Transformer
@@ -136,7 +136,7 @@ def poison(engine: Engine) -> None:
         kda.recurrent_GHKV.fill_(torch.nan)
         kda.conv_GCW.fill_(torch.nan)
     for mla in state._mla.values():
-        mla.pages_GLC[NULL_PAGE + 1 :] = torch.nan
+        mla.pages_GLC[NULL_BLOCK + 1 :] = torch.nan
 
 
 def test_nothing_survives_in_freed_memory(

@@ -1,180 +1,178 @@
-"""The scheduler as a state machine: no slot or page lost, every request ends, steady progress."""
+"""Scheduling: order, budgets, classes, preemption; every request ends."""
 
 import ast
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import moonlet.engine.scheduler as scheduler_module
-from moonlet.core.errors import ConfigError
-from moonlet.engine.cache.pages import PagePool
-from moonlet.engine.cache.slots import SlotPool
-from moonlet.engine.request import EngineRequest, RequestState, SamplingParams, Sequence
-from moonlet.engine.scheduler import Scheduler, SchedulerLimits, Step
-
-MAX_LEN = 24
+from moonlet.core.errors import ConfigError, RequestError
+from moonlet.engine.limits import PriorityClass, SchedulerLimits, parse_classes
+from moonlet.engine.request import RequestState
+from tests.engine.symbolic import SymbolicEngine
 
 
-def make_scheduler(
-    seqs: int = 2, budget: int = 8, num_pages: int = 12, page_size: int = 4
-) -> Scheduler:
-    limits = SchedulerLimits(
-        max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=MAX_LEN
-    )
-    return Scheduler(limits, SlotPool(seqs), PagePool(num_pages, page_size))
+def prompt_of(name, length):
+    """Prompts of different names share no unit."""
+    return [ord(name), *([1] * (length - 1))]
 
 
-def make_sequence(name: str, prompt: int, max_tokens: int | None = None) -> Sequence:
-    request = EngineRequest(
-        request_id=name,
-        prompt_ids=range(prompt),
-        sampling=SamplingParams(max_tokens=max_tokens),
-    )
-    return Sequence(request, max_model_len=MAX_LEN)
+def sizes(step):
+    return [chunk.num_tokens for chunk in step.chunks]
 
 
-def run_step(scheduler: Scheduler) -> Step:
-    """Run one step as the engine does, ending sequences at their limit."""
-    step = scheduler.schedule()
-    assert step is not None
-    owed = [chunk.sequence for chunk in step.chunks if chunk.needs_logits]
-    scheduler.advance(step)
-    for sequence in owed:
-        scheduler.append(sequence, 7)
-        if sequence.num_tokens == sequence.max_total_tokens:
-            scheduler.finish(sequence, "length")
-    scheduler.check()
-    return step
+def test_long_prompt_is_cut_while_others_decode():
+    engine = SymbolicEngine(seqs=2, budget=5)
+    engine.submit(prompt_of("a", 2), max_tokens=20)
+    engine.step()
+    engine.submit(prompt_of("b", 11), max_tokens=2)
+    assert [sizes(engine.step()) for _ in range(4)] == [[1, 4], [1, 4], [1, 3], [1, 1]]
 
 
-class SchedulerMachine(RuleBasedStateMachine):
-    """Random requests, steps, aborts and failed steps on pools as tight as they may be."""
-
-    @initialize(
-        seqs=st.integers(1, 4),
-        extra_budget=st.integers(0, 9),
-        page_size=st.integers(1, 7),
-        extra_pages=st.integers(0, 20),
-    )
-    def start(self, seqs: int, extra_budget: int, page_size: int, extra_pages: int) -> None:
-        num_pages = -(-MAX_LEN // page_size) + extra_pages
-        self.scheduler = make_scheduler(seqs, seqs + extra_budget, num_pages, page_size)
-        self.sequences: list[Sequence] = []
-        self.fed: dict[str, list[int]] = {}
-
-    @rule(prompt=st.integers(1, MAX_LEN - 1), max_tokens=st.none() | st.integers(1, MAX_LEN))
-    def submit(self, prompt: int, max_tokens: int | None) -> None:
-        sequence = make_sequence(f"r{len(self.sequences)}", prompt, max_tokens)
-        self.sequences.append(sequence)
-        self.fed[sequence.request_id] = []
-        self.scheduler.add(sequence)
-
-    def checked_step(self) -> Step:
-        scheduler, limits = self.scheduler, self.scheduler.limits
-        oldest_waiting = [s for s in scheduler.unfinished() if s.state is RequestState.WAITING]
-        step = scheduler.schedule()
-        assert step is not None, "unfinished sequences but nothing to run"
-        assert 1 <= step.num_tokens <= limits.max_num_batched_tokens
-        assert list(step.admitted) == oldest_waiting[: len(step.admitted)], "not first come"
-        assert len({chunk.sequence for chunk in step.chunks}) == len(step.chunks)
-        decoding = [s for s in scheduler.unfinished() if s.state is RequestState.DECODE]
-        assert {c.sequence for c in step.chunks if c.is_decode} == set(decoding)
-        for chunk in step.chunks:
-            assert chunk.num_tokens >= 1
-            fed = self.fed[chunk.sequence.request_id]
-            assert chunk.start == len(fed)
-            stop = chunk.start + chunk.num_tokens
-            fed.extend(chunk.sequence.token_range(chunk.start, stop))
-        return step
-
-    @precondition(lambda self: self.scheduler.has_work)
-    @rule(stops=st.lists(st.booleans(), min_size=8, max_size=8))
-    def step(self, stops: list[bool]) -> None:
-        step = self.checked_step()
-        owed = [chunk.sequence for chunk in step.chunks if chunk.needs_logits]
-        self.scheduler.advance(step)
-        for sequence, stop in zip(owed, stops, strict=False):
-            self.scheduler.append(sequence, 100 + sequence.num_tokens)
-            if stop or sequence.num_tokens == sequence.max_total_tokens:
-                self.scheduler.finish(sequence, "stop" if stop else "length")
-
-    @precondition(lambda self: self.scheduler.has_work)
-    @rule()
-    def failing_step(self) -> None:
-        step = self.checked_step()
-        for chunk in step.chunks:
-            self.scheduler.finish(chunk.sequence, "error")
-
-    @precondition(lambda self: self.scheduler.has_work)
-    @rule(choice=st.integers(0, 1000))
-    def abort(self, choice: int) -> None:
-        unfinished = self.scheduler.unfinished()
-        self.scheduler.finish(unfinished[choice % len(unfinished)], "abort")
-
-    @invariant()
-    def is_consistent(self) -> None:
-        if hasattr(self, "scheduler"):
-            self.scheduler.check()
-            for sequence in self.sequences:
-                fed = self.fed[sequence.request_id]
-                tokens = list(sequence.token_range(0, sequence.num_tokens))
-                assert fed == tokens[: len(fed)], "a sequence was fed foreign tokens"
-
-    def teardown(self) -> None:
-        if not hasattr(self, "scheduler"):
-            return
-        for _ in range(MAX_LEN * (len(self.sequences) + 1)):
-            if not self.scheduler.has_work:
-                break
-            self.step([False] * 8)
-        assert all(sequence.state.is_final for sequence in self.sequences), "a request never ends"
-        assert self.scheduler.slots.num_free == self.scheduler.slots.num_slots
-        assert self.scheduler.pages.num_free == self.scheduler.pages.num_pages
-
-
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
-def test_long_prompt_is_cut_while_others_decode() -> None:
-    scheduler = make_scheduler(seqs=2, budget=4)
-    scheduler.add(make_sequence("short", 2, 8))
-    run_step(scheduler)
-    scheduler.add(make_sequence("long", 10, 2))
-    shapes = [[c.num_tokens for c in run_step(scheduler).chunks] for _ in range(4)]
-    assert shapes == [[1, 3], [1, 3], [1, 3], [1, 1]]
-
-
-def test_several_prompts_share_a_step() -> None:
-    scheduler = make_scheduler(seqs=4, budget=8, num_pages=40)
+def test_several_prompts_share_a_step():
+    engine = SymbolicEngine(seqs=4, budget=8)
     for name in "abc":
-        scheduler.add(make_sequence(name, 3, 2))
-    assert [c.num_tokens for c in run_step(scheduler).chunks] == [3, 3, 2]
+        engine.submit(prompt_of(name, 3), max_tokens=2)
+    # two tokens are left, but they would end between endpoints
+    assert sizes(engine.step()) == [3, 3]
 
 
-def test_two_prompts_that_fit_only_alone_both_finish() -> None:
-    scheduler = make_scheduler(seqs=2, budget=8, num_pages=6)
-    sequences = [make_sequence(name, 20) for name in "ab"]
-    for sequence in sequences:
-        scheduler.add(sequence)
-    while scheduler.has_work:
-        assert len(run_step(scheduler).chunks) == 1
-    assert [s.num_tokens for s in sequences] == [MAX_LEN, MAX_LEN]
+def test_chunks_end_at_endpoints_where_another_prompt_runs_already():
+    engine = SymbolicEngine(seqs=4, budget=6)
+    engine.submit(prompt_of("a", 7), max_tokens=2)
+    engine.submit(prompt_of("b", 6), max_tokens=2)
+    assert [sizes(engine.step()) for _ in range(3)] == [[4], [3], [1, 4]]
 
 
-def test_small_request_does_not_overtake_a_big_one() -> None:
-    scheduler = make_scheduler(seqs=3, budget=8, num_pages=7)
-    for name, prompt in (("first", 12), ("big", 20), ("small", 1)):
-        scheduler.add(make_sequence(name, prompt, 4))
-    run_step(scheduler)
-    assert (scheduler.num_running, scheduler.num_waiting) == (1, 2)
+def test_short_prompts_do_not_wait_for_long_ones():
+    engine = SymbolicEngine(seqs=12, budget=16, num_pages=200)
+    for name in "xy":
+        engine.submit(prompt_of(name, 110))
+    shorts = [engine.submit(prompt_of(name, 4)) for name in "abcdef"]
+    for _ in range(3):
+        engine.step()
+    assert all(s.state is RequestState.FINISHED for s in shorts)
+    engine.run()
 
 
-def test_nothing_to_do_gives_no_step() -> None:
-    assert make_scheduler().schedule() is None
+def test_long_prompts_are_not_starved_by_short_ones():
+    engine = SymbolicEngine(seqs=12, budget=16, num_pages=200)
+    long = engine.submit(prompt_of("x", 100))
+    for index in range(40):
+        engine.submit([index % 90 + 5, 1, 1, 1, 1, 1, 1, index])
+        engine.step()
+    assert long.num_computed >= 40 * 4 - 4 or long.state.is_final
+
+
+def test_two_prompts_that_fit_only_alone_both_finish():
+    engine = SymbolicEngine(seqs=2, budget=8, num_pages=5, max_len=50)
+    both = [engine.submit(prompt_of(name, 40), max_tokens=10) for name in "ab"]
+    engine.run()
+    assert [s.num_tokens for s in both] == [50, 50]
+
+
+def test_growth_beyond_the_pool_preempts_the_youngest_and_all_finish():
+    engine = SymbolicEngine(seqs=4, budget=16, num_pages=10, max_len=100)
+    every = [engine.submit(prompt_of(name, 12), max_tokens=80) for name in "abcd"]
+    engine.run()
+    assert engine.scheduler.num_preemptions > 0
+    assert every[0].num_preemptions == 0
+    assert [s.num_tokens for s in every] == [92] * 4
+    # a preempted request resumes at its own checkpoint, at most a unit and a chunk back
+    assert all(s.num_cached_tokens % 4 == 0 for s in every if s.num_preemptions)
+
+
+def test_fewer_are_admitted_after_a_preemption():
+    engine = SymbolicEngine(seqs=4, budget=16, num_pages=10, max_len=100)
+    for name in "abcd":
+        engine.submit(prompt_of(name, 12), max_tokens=80)
+    while not engine.scheduler.num_preemptions:
+        engine.step()
+    assert engine.scheduler.num_running == engine.scheduler._num_allowed < 4
+    while engine.scheduler.num_waiting:
+        engine.step()
+    engine.run()
+
+
+def test_small_request_does_not_overtake_a_big_one():
+    engine = SymbolicEngine(seqs=3, budget=8, num_pages=5, max_len=60)
+    engine.submit(prompt_of("a", 30), max_tokens=9)
+    engine.submit(prompt_of("b", 40), max_tokens=9)
+    engine.submit(prompt_of("c", 1), max_tokens=9)
+    engine.step()
+    assert (engine.scheduler.num_running, engine.scheduler.num_waiting) == (1, 2)
+    engine.run()
+
+
+def test_classes_go_in_order_and_keep_their_budgets():
+    classes = (
+        PriorityClass(name="chat", max_prompt_tokens=20),
+        PriorityClass(name="batch", max_seqs=1),
+    )
+    engine = SymbolicEngine(seqs=4, budget=64, classes=classes)
+    slow = [engine.submit(prompt_of(name, 30), max_tokens=9) for name in "ab"]
+    fast = [engine.submit(prompt_of(name, 10), max_tokens=9) for name in "cd"]
+    named = engine.submit(prompt_of("e", 10), max_tokens=9, priority="batch")
+    assert [s.rank for s in (*slow, *fast, named)] == [1, 1, 0, 0, 1]
+    step = engine.step()
+    assert [chunk.sequence for chunk in step.chunks] == [*fast, slow[0]]
+    engine.run()
+
+
+@pytest.mark.parametrize(
+    ("budget", "running"), [({"max_tokens": 25}, 2), ({"max_pages": 2}, 2), ({}, 4)]
+)
+def test_class_budgets_hold_back_admission(budget, running):
+    classes = (PriorityClass(name="only", **budget),)
+    engine = SymbolicEngine(seqs=4, budget=64, classes=classes)
+    for name in "abcd":
+        engine.submit(prompt_of(name, 10), max_tokens=3)
+    engine.step()
+    assert engine.scheduler.num_running == running
+    engine.run()
+
+
+def test_unknown_classes_are_refused():
+    limits = SchedulerLimits(
+        max_num_seqs=1,
+        max_num_batched_tokens=8,
+        max_model_len=64,
+        classes=(PriorityClass(name="a", max_prompt_tokens=10),),
+    )
+    assert limits.rank(None, 10) == limits.rank("a", 11) == 0
+    with pytest.raises(RequestError, match="no priority class takes a prompt of 11"):
+        limits.rank(None, 11)
+    with pytest.raises(RequestError, match="priority is 'b'"):
+        limits.rank("b", 1)
+
+
+def test_classes_are_read_from_json():
+    text = '[{"name": "chat", "max_prompt_tokens": 8}, {"name": "long", "max_seqs": null}]'
+    assert parse_classes(text) == (
+        PriorityClass(name="chat", max_prompt_tokens=8),
+        PriorityClass(name="long"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "not JSON"),
+        ("{}", "must be a list"),
+        ('[{"max_seqs": 1}]', "has no name"),
+        ('[{"name": "a", "max_seq": 1}]', "'max_seq' is unknown"),
+        ('[{"name": "a", "max_seqs": "1"}]', "max_seqs is '1'"),
+        ('[{"name": 1}]', "name is 1; want text"),
+        ('[{"name": "a", "max_pages": 0}]', "max_pages is 0"),
+    ],
+)
+def test_wrong_classes_are_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_classes(text)
+
+
+def test_nothing_to_do_gives_no_step():
+    assert SymbolicEngine().scheduler.schedule() is None
 
 
 @pytest.mark.parametrize(
@@ -183,24 +181,31 @@ def test_nothing_to_do_gives_no_step() -> None:
         ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_batched_tokens"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_model_len": 1}, "max_model_len"),
+        ({"classes": ()}, "priority classes"),
+        ({"classes": (PriorityClass(name="a"), PriorityClass(name="a"))}, "priority classes"),
     ],
 )
-def test_contradicting_limits_are_refused(limits: dict[str, int], message: str) -> None:
+def test_contradicting_limits_are_refused(limits, message):
     good = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "max_model_len": 16}
     with pytest.raises(ConfigError, match=message):
         SchedulerLimits(**{**good, **limits})
+    with pytest.raises(ConfigError, match="max_seqs is 0"):
+        PriorityClass(name="a", max_seqs=0)
 
 
-def test_pools_that_cannot_hold_one_request_are_refused() -> None:
+def test_pools_that_cannot_hold_one_request_are_refused():
     with pytest.raises(ConfigError, match="cannot hold one request"):
-        make_scheduler(num_pages=5)
-    limits = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=8)
+        SymbolicEngine(num_pages=9)
     with pytest.raises(ConfigError, match="state slots"):
-        Scheduler(limits, SlotPool(1), PagePool(9, 4))
+        SymbolicEngine(num_states=3)
 
 
-@pytest.mark.parametrize("file", ["scheduler", "request", "stopping", "cache/slots", "cache/pages"])
-def test_bookkeeping_imports_no_torch(file: str) -> None:
+@pytest.mark.parametrize(
+    "file",
+    ["scheduler", "step", "queues", "limits", "request", "stopping", "cache/blocks",
+     "cache/chain", "cache/checkpoints", "cache/planner", "cache/prefix", "cache/manager"],
+)  # fmt: skip
+def test_bookkeeping_imports_no_torch(file):
     folder = Path(scheduler_module.__file__).parent
     tree = ast.parse((folder / f"{file}.py").read_text(encoding="utf-8"))
     names = {

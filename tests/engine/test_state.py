@@ -8,8 +8,9 @@ import torch
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import CapacityError, ShapeError
 from moonlet.engine.cache.arenas import KDAArena
-from moonlet.engine.cache.pages import NULL_PAGE
+from moonlet.engine.cache.blocks import NULL_BLOCK
 from moonlet.engine.cache.state import PagedState, page_bytes, slot_bytes
+from moonlet.engine.cache.windows import Rollback
 from moonlet.kernels.registry import resolve
 from moonlet.model.simple_state import DenseState
 from moonlet.model.state import BatchMeta, ModelState
@@ -34,7 +35,9 @@ def on_inference_operators(model: Transformer) -> Transformer:
     return served
 
 
-def make_state(config: ModelConfig, num_slots: int = 3) -> PagedState:
+def make_state(
+    config: ModelConfig, num_slots: int = 3, rollback: Rollback = "replay"
+) -> PagedState:
     """A state whose slot s owns the pages s, s + num_slots, s + 2 num_slots, ..."""
     per_sequence = -(-MAX_LEN // PAGE)
     state = PagedState(
@@ -43,6 +46,7 @@ def make_state(config: ModelConfig, num_slots: int = 3) -> PagedState:
         num_pages=num_slots * per_sequence,
         page_size=PAGE,
         max_model_len=MAX_LEN,
+        rollback=rollback,
     )
     for slot in range(1, num_slots + 1):
         state.bind(slot, pages_for(slot, num_slots))
@@ -59,7 +63,7 @@ def poison(state: PagedState) -> None:
         kda.recurrent_GHKV.fill_(torch.nan)
         kda.conv_GCW.fill_(torch.nan)
     for mla in state._mla.values():
-        mla.pages_GLC[NULL_PAGE + 1 :] = torch.nan
+        mla.pages_GLC[NULL_BLOCK + 1 :] = torch.nan
 
 
 def run(
@@ -139,14 +143,17 @@ def kda_state(state: PagedState, slot: int) -> list[torch.Tensor]:
     ]
 
 
+@pytest.mark.parametrize("rollback", ["replay", "snapshot"])
 @pytest.mark.parametrize("kept", range(6))
 @pytest.mark.parametrize("prefix", [1, 2, 7])
-def test_rejected_rows_leave_no_trace(model: Transformer, prefix: int, kept: int) -> None:
+def test_rejected_rows_leave_no_trace(
+    model: Transformer, prefix: int, kept: int, rollback: Rollback
+) -> None:
     tokens, drafts = tokens_of(1, 20), tokens_of(2, 5)
     drafts[:kept] = tokens[prefix : prefix + kept]
     neighbour = tokens_of(3, 20)
 
-    state = make_state(model.config)
+    state = make_state(model.config, rollback=rollback)
     run(model, state, {1: (0, tokens[:prefix]), 2: (0, neighbour[:6])})
     before = kda_state(state, 1)
     parts = {2: (6, neighbour[6:9]), 1: (prefix, drafts)}
@@ -172,11 +179,14 @@ def test_rejected_rows_leave_no_trace(model: Transformer, prefix: int, kept: int
     assert_same_choice(after[2], one_shot(model, neighbour[:12])[9:])
 
 
+@pytest.mark.parametrize("rollback", ["replay", "snapshot"])
 @pytest.mark.parametrize("kept", [(2, 3), (0, 1), (4, 0)])
-def test_two_windows_keep_their_own_counts(model: Transformer, kept: tuple[int, int]) -> None:
+def test_two_windows_keep_their_own_counts(
+    model: Transformer, kept: tuple[int, int], rollback: Rollback
+) -> None:
     tokens = {1: tokens_of(11, 12), 3: tokens_of(13, 12)}
     neighbour = tokens_of(12, 12)
-    state = make_state(model.config)
+    state = make_state(model.config, rollback=rollback)
     run(model, state, {1: (0, tokens[1][:4]), 2: (0, neighbour[:4]), 3: (0, tokens[3][:4])})
     parts = {1: (4, tokens[1][4:8]), 2: (4, neighbour[4:6]), 3: (4, tokens[3][4:7])}
     meta, _ = run(model, state, parts, tentative={1, 3})
@@ -189,9 +199,10 @@ def test_two_windows_keep_their_own_counts(model: Transformer, kept: tuple[int, 
     assert_same_choice(after, one_shot(model, neighbour[:9])[6:])
 
 
-def test_window_of_one_row(model: Transformer) -> None:
+@pytest.mark.parametrize("rollback", ["replay", "snapshot"])
+def test_window_of_one_row(model: Transformer, rollback: Rollback) -> None:
     tokens = tokens_of(4, 8)
-    state = make_state(model.config)
+    state = make_state(model.config, rollback=rollback)
     run(model, state, {1: (0, tokens[:5])})
     for position in range(5, 8):
         meta, _ = run(model, state, {1: (position, tokens[position : position + 1])}, {1})
@@ -200,8 +211,9 @@ def test_window_of_one_row(model: Transformer) -> None:
     assert_same_choice(after, one_shot(model, [*tokens, 3])[8:])
 
 
-def test_commit_outside_the_window_changes_nothing(model: Transformer) -> None:
-    state = make_state(model.config)
+@pytest.mark.parametrize("rollback", ["replay", "snapshot"])
+def test_commit_outside_the_window_changes_nothing(model: Transformer, rollback: Rollback) -> None:
+    state = make_state(model.config, rollback=rollback)
     meta, _ = run(model, state, {1: (0, [1, 2, 3])}, tentative={1})
     for count in (-1, 4):
         with pytest.raises(CapacityError, match="window of 3"):
@@ -209,8 +221,9 @@ def test_commit_outside_the_window_changes_nothing(model: Transformer) -> None:
     state.commit(meta, [2])
 
 
-def test_open_window_must_be_settled_first(model: Transformer) -> None:
-    state = make_state(model.config)
+@pytest.mark.parametrize("rollback", ["replay", "snapshot"])
+def test_open_window_must_be_settled_first(model: Transformer, rollback: Rollback) -> None:
+    state = make_state(model.config, rollback=rollback)
     meta, _ = run(model, state, {1: (0, [1, 2, 3])}, tentative={1})
     with pytest.raises(ShapeError, match="neither committed nor discarded"):
         run(model, state, {2: (0, [1])})
@@ -273,13 +286,6 @@ def test_row_beyond_the_bound_pages_is_refused(model: Transformer) -> None:
     run(model, state, {1: (0, [1, 2, 3, 4])})
     with pytest.raises(ShapeError, match="beyond the pages"):
         run(model, state, {1: (4, [5])})
-
-
-def test_page_bound_twice_is_noticed() -> None:
-    state = make_state(tiny_config())
-    state.bind(2, pages_for(1))
-    with pytest.raises(AssertionError, match="two slots"):
-        state.check()
 
 
 def test_bytes_are_those_of_the_arenas() -> None:

@@ -52,6 +52,25 @@ def test_a_tape_computes_on_what_its_inputs_hold_now() -> None:
         assert all(bool(other.isnan().all()) for other in others)
 
 
+def test_packed_weights_are_read_from_a_tape() -> None:
+    x, codes = torch.randn(2, 96), torch.randint(256, (40, 48), dtype=torch.uint8)
+    scale = torch.randint(118, 124, (40, 3), dtype=torch.uint8)
+    tape, group = Tape(), [Stored(codes, scale), Stored(torch.randn(7, 96))]
+    with torch.inference_mode(), tape.recording():
+        one = linear.linear(x, codes, scale)
+        (many,) = linear.linear_many(x, [group])
+    # the reordered inputs of both calls are kept beside the results
+    assert tape.refusal is None
+    assert tape.num_bytes == 2 * 4 * (40 + 47 + 2 * 128)
+    x.copy_(torch.randn(2, 96))
+    gc.collect()
+    others = [torch.full((2, 128), float("nan")) for _ in range(40)]
+    tape.replay()
+    assert torch.equal(one, linear.linear(x, codes, scale))
+    assert torch.equal(many[:, :40], one)
+    assert all(bool(other.isnan().all()) for other in others)
+
+
 @pytest.mark.parametrize(
     ("act", "name"),
     [

@@ -1,4 +1,4 @@
-// Products with weight matrices in their three stored forms.
+// Products with weight matrices in their four stored forms.
 #include "check.h"
 
 using namespace test;
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kGap = 3;
 
-// One weight in all three forms; the values that each form stands for.
+// One weight in the three forms that hold single values; the values that each form stands for.
 struct Weight {
   Floats wide;
   Halves halves;
@@ -54,13 +54,53 @@ void multiply(int64_t rows, int64_t size_in, int64_t size_out, int32_t type, boo
       [&](int32_t level, int32_t threads) {
         Floats strided(span(rows, size_out, y_stride), NAN);
         const int32_t status = moonlet_linear(
-            x.data(), weight.data(type), scales ? scale.data() : nullptr, strided.data(), rows,
-            size_in, size_out, x_stride, y_stride, type, level, threads);
+            x.data(), weight.data(type), scales ? scale.data() : nullptr, strided.data(), nullptr,
+            rows, size_in, size_out, x_stride, y_stride, type, level, threads);
         if (status == MOONLET_OK) y = packed_rows(strided, rows, size_out, y_stride);
         return status;
       },
       {{&y}});
   CHECK(close(y, product(x, weight.values(type), scale, rows, size_in, size_out), 1e-5));
+}
+
+// MXFP4, with scratch of exactly the documented size.
+void multiply_packed(int64_t rows, int64_t size_in, int64_t size_out, Random& random) {
+  CASE("linear of MXFP4", rows, size_in, size_out);
+  const int64_t x_stride = size_in + kGap, y_stride = size_out + kGap;
+  const Floats x = random.floats(span(rows, size_in, x_stride));
+  const Bytes codes = random.bytes(size_out * size_in / 2);
+  const Bytes scale = random.bytes(size_out * size_in / 32, 118, 124);
+  Floats weight(size_out * size_in), y(rows * size_out);
+  CHECK(moonlet_mxfp4_dequantize_f32(codes.data(), scale.data(), weight.data(), size_out,
+                                     size_in / 32, size_in / 2, size_in / 32, size_in, 0,
+                                     1) == MOONLET_OK);
+  compare(
+      [&](int32_t level, int32_t threads) {
+        Floats strided(span(rows, size_out, y_stride), NAN);
+        Floats inputs(rows * ((size_in + 127) / 128 * 128), NAN);
+        const int32_t status =
+            moonlet_linear(x.data(), codes.data(), scale.data(), strided.data(), inputs.data(),
+                           rows, size_in, size_out, x_stride, y_stride, 3, level, threads);
+        if (status == MOONLET_OK) y = packed_rows(strided, rows, size_out, y_stride);
+        return status;
+      },
+      {{&y}});
+  CHECK(close(y, product(x, weight, {}, rows, size_in, size_out), 1e-5));
+}
+
+void refusals_of_packed() {
+  CASE("refusals of linear of MXFP4");
+  const Floats x(64, 1.0f);
+  const Bytes codes(32, 0), scale(2, 127);
+  Floats y(2), inputs(128);
+  const auto call = [&](const Bytes* scales, Floats* scratch, int64_t size_in) {
+    return moonlet_linear(x.data(), codes.data(), scales ? scales->data() : nullptr, y.data(),
+                          scratch ? scratch->data() : nullptr, 1, size_in, 2, 64, 2, 3, 0, 1);
+  };
+  CHECK(call(&scale, &inputs, 32) == MOONLET_OK);
+  CHECK(call(nullptr, &inputs, 32) == MOONLET_BAD_ARGUMENT);
+  CHECK(call(&scale, nullptr, 32) == MOONLET_BAD_ARGUMENT);
+  CHECK(call(&scale, &inputs, 16) == MOONLET_BAD_ARGUMENT);
 }
 
 void refusals() {
@@ -69,8 +109,8 @@ void refusals() {
   Floats y(4);
   const auto call = [&](int64_t rows, int64_t size_in, int64_t size_out, int64_t x_stride,
                         int64_t y_stride, int32_t type) {
-    return moonlet_linear(x.data(), weight.data(), nullptr, y.data(), rows, size_in, size_out,
-                          x_stride, y_stride, type, 0, 1);
+    return moonlet_linear(x.data(), weight.data(), nullptr, y.data(), nullptr, rows, size_in,
+                          size_out, x_stride, y_stride, type, 0, 1);
   };
   CHECK(call(2, 2, 2, 2, 2, 0) == MOONLET_OK);
   CHECK(call(0, 2, 2, 2, 2, 0) == MOONLET_OK);
@@ -80,14 +120,14 @@ void refusals() {
   CHECK(call(2, 2, -1, 2, 2, 0) == MOONLET_BAD_ARGUMENT);
   CHECK(call(2, 2, 2, 1, 2, 0) == MOONLET_BAD_ARGUMENT);
   CHECK(call(2, 2, 2, 2, 1, 0) == MOONLET_BAD_ARGUMENT);
-  CHECK(call(2, 2, 2, 2, 2, 3) == MOONLET_BAD_ARGUMENT);
+  CHECK(call(2, 2, 2, 2, 2, 4) == MOONLET_BAD_ARGUMENT);
   CHECK(call(2, 2, 2, 2, 2, -1) == MOONLET_BAD_ARGUMENT);
-  CHECK(moonlet_linear(nullptr, weight.data(), nullptr, y.data(), 1, 2, 2, 2, 2, 0, 0, 1) ==
+  CHECK(moonlet_linear(nullptr, weight.data(), nullptr, y.data(), nullptr, 1, 2, 2, 2, 2, 0, 0,
+                       1) == MOONLET_BAD_ARGUMENT);
+  CHECK(moonlet_linear(x.data(), nullptr, nullptr, y.data(), nullptr, 1, 2, 2, 2, 2, 0, 0, 1) ==
         MOONLET_BAD_ARGUMENT);
-  CHECK(moonlet_linear(x.data(), nullptr, nullptr, y.data(), 1, 2, 2, 2, 2, 0, 0, 1) ==
-        MOONLET_BAD_ARGUMENT);
-  CHECK(moonlet_linear(x.data(), weight.data(), nullptr, nullptr, 1, 2, 2, 2, 2, 0, 0, 1) ==
-        MOONLET_BAD_ARGUMENT);
+  CHECK(moonlet_linear(x.data(), weight.data(), nullptr, nullptr, nullptr, 1, 2, 2, 2, 2, 0, 0,
+                       1) == MOONLET_BAD_ARGUMENT);
 }
 
 }  // namespace
@@ -102,6 +142,11 @@ int main() {
       }
     }
   }
+  constexpr int64_t kPackedShapes[][2] = {{32, 1}, {96, 17}, {160, 65}, {416, 130}};
+  for (int64_t rows : {1, 3, 4, 9, 24, 25, 40}) {
+    for (const auto& shape : kPackedShapes) multiply_packed(rows, shape[0], shape[1], random);
+  }
   refusals();
+  refusals_of_packed();
   return finish();
 }

@@ -9,7 +9,8 @@ constexpr int64_t kGap = 5;
 
 int64_t word(const void* address) { return reinterpret_cast<int64_t>(address); }
 
-// Two matrices of different forms side by side in one result, and a third with its own.
+// Two matrices of different forms side by side in one result, and a third with its own; a packed
+// one where the rows are whole groups.
 void linear_many(int64_t rows, int64_t size_in, Random& random) {
   CASE("linear_many", rows, size_in);
   const int64_t sizes[] = {7, 600, 33}, wide = sizes[0] + sizes[1], stride = size_in + kGap;
@@ -18,22 +19,30 @@ void linear_many(int64_t rows, int64_t size_in, Random& random) {
   std::vector<int8_t> third(33 * size_in);
   for (int8_t& value : third) value = static_cast<int8_t>(random.below(256) - 128);
   const Floats scale = random.floats(33);
-  Floats both(rows * wide), alone(rows * 33);
+  const bool has_packed = size_in % 32 == 0;
+  const Bytes codes = random.bytes(90 * size_in / 2);
+  const Bytes bytes = random.bytes(90 * size_in / 32, 120, 124);
+  Floats both(rows * wide), alone(rows * 33), packed(has_packed ? rows * 90 : 0);
   compare(
       [&](int32_t level, int32_t threads) {
-        const Ints words = {word(first.data()),  0,                  word(both.data()),     7,  wide, 0,
-                            word(second.data()), 0,                  word(both.data() + 7), 600, wide, 1,
-                            word(third.data()),  word(scale.data()), word(alone.data()),    33, 33,   2};
-        return moonlet_linear_many(x.data(), words.data(), 3, rows, size_in, stride, level,
-                                   threads);
+        Floats inputs(has_packed ? rows * ((size_in + 127) / 128 * 128) : 0, NAN);
+        Ints words = {word(first.data()),  0,                  word(both.data()),     7,  wide, 0,
+                      word(second.data()), 0,                  word(both.data() + 7), 600, wide, 1,
+                      word(third.data()),  word(scale.data()), word(alone.data()),    33, 33,   2};
+        if (has_packed) {
+          words.insert(words.end(), {word(codes.data()), word(bytes.data()), word(packed.data()),
+                                     90, 90, 3});
+        }
+        return moonlet_linear_many(x.data(), words.data(), inputs.data(), 3 + has_packed, rows,
+                                   size_in, stride, level, threads);
       },
-      {{&both, &alone}});
+      {{&both, &alone, &packed}});
   Floats one(rows * 600), quantized(rows * 33);
   const int32_t level = moonlet_isa_level();
-  CHECK(moonlet_linear(x.data(), second.data(), nullptr, one.data(), rows, size_in, 600, stride,
-                       600, 1, level, 2) == MOONLET_OK);
-  CHECK(moonlet_linear(x.data(), third.data(), scale.data(), quantized.data(), rows, size_in, 33,
-                       stride, 33, 2, level, 1) == MOONLET_OK);
+  CHECK(moonlet_linear(x.data(), second.data(), nullptr, one.data(), nullptr, rows, size_in, 600,
+                       stride, 600, 1, level, 2) == MOONLET_OK);
+  CHECK(moonlet_linear(x.data(), third.data(), scale.data(), quantized.data(), nullptr, rows,
+                       size_in, 33, stride, 33, 2, level, 1) == MOONLET_OK);
   CHECK(same(alone, quantized));
   for (int64_t r = 0; r < rows; ++r) {
     CHECK(std::equal(one.begin() + r * 600, one.begin() + (r + 1) * 600,
@@ -50,14 +59,16 @@ void refusals_of_linear_many() {
     for (int64_t i = 0; i < 17; ++i) {
       words.insert(words.end(), {word(weight.data()), 0, word(y.data()), size_out, y_stride, type});
     }
-    return moonlet_linear_many(x.data(), words.data(), count, 2, 2, 2, 0, 1);
+    return moonlet_linear_many(x.data(), words.data(), nullptr, count, 2, 2, 2, 0, 1);
   };
   CHECK(call(1, 2, 2, 0) == MOONLET_OK);
   for (int64_t count : {0, -1, 17}) CHECK(call(count, 2, 2, 0) == MOONLET_BAD_ARGUMENT);
   CHECK(call(1, -1, 2, 0) == MOONLET_BAD_ARGUMENT);
   CHECK(call(2, 2, 1, 0) == MOONLET_BAD_ARGUMENT);
+  // no whole groups, and no room for the inputs of a packed one
   CHECK(call(1, 2, 2, 3) == MOONLET_BAD_ARGUMENT);
-  CHECK(moonlet_linear_many(x.data(), nullptr, 1, 1, 2, 2, 0, 1) == MOONLET_BAD_ARGUMENT);
+  CHECK(call(1, 2, 2, 4) == MOONLET_BAD_ARGUMENT);
+  CHECK(moonlet_linear_many(x.data(), nullptr, nullptr, 1, 1, 2, 2, 0, 1) == MOONLET_BAD_ARGUMENT);
 }
 
 // A step after a carry is the second row of a sequence that starts from it.
@@ -226,7 +237,7 @@ void replay(Random& random) {
 int main() {
   Random random(9);
   for (int64_t rows : {1, 4, 13, 40}) {
-    for (int64_t size_in : {1, 17, 257}) linear_many(rows, size_in, random);
+    for (int64_t size_in : {1, 17, 96, 257}) linear_many(rows, size_in, random);
   }
   refusals_of_linear_many();
   for (int64_t taps : {1, 2, 4, 16}) {

@@ -14,6 +14,7 @@ import openai
 
 from moonlet.chat import Tokenizer
 from moonlet.engine import Engine
+from moonlet.engine.memory import MemoryOptions
 from moonlet.engine.runner import EngineModel
 from moonlet.serve import ServeConfig, create_app
 from moonlet.serve.server import Server, bind
@@ -140,7 +141,8 @@ def serving(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         stop_ids=tokenizer.stop_ids,
-        page_size=16,
+        # a scripted model keeps its history beside the state, so it cannot resume a prefix
+        memory=MemoryOptions(prefix_caching=not isinstance(model, ScriptedModel)),
     )
     config = ServeConfig(
         **{"model_names": (MODEL, "alias"), "max_model_len": max_model_len, **settings}

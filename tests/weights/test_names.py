@@ -86,10 +86,19 @@ def test_golden_checkpoint_names_map_both_ways(name: str) -> None:
             Slot("layers.1.ffn.gate.e_score_correction_bias"),
         ),
         ("model.layers.3.self_attn.A_log", Slot("layers.3.self_attn.A_log")),
+        (
+            "model.layers.1.self_attn.q_proj.weight_packed",
+            Slot("layers.1.self_attn.q_proj.weight", part=PACKED),
+        ),
+        (
+            "language_model.model.layers.0.mlp.up_proj.weight_scale",
+            Slot("layers.0.ffn.up_proj.weight", part=SCALE),
+        ),
     ],
 )
 def test_a_name_fills_its_slot(name: str, slot: Slot) -> None:
     assert to_slot(name) == slot
+    assert to_name(slot, TEXT_PREFIX if name.startswith(TEXT_PREFIX) else "") == name
 
 
 @pytest.mark.parametrize(
@@ -111,7 +120,9 @@ def test_a_name_fills_its_slot(name: str, slot: Slot) -> None:
         "model.layers.1.block_sparse_moe.experts.0.w4.weight",
         "model.layers.1.block_sparse_moe.experts.0.w1.weight_shape",
         "model.layers.1.ffn.experts.0.w1.weight",
-        "model.layers.1.self_attn.q_proj.weight_packed",
+        "model.layers.1.self_attn.q_conv1d.weight_packed",
+        "model.layers.1.self_attn.q_proj.weight_shape",
+        "lm_head.weight_packed",
         "model.layers.1.input_layernorm.weight\n",
     ],
 )

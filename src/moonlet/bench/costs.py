@@ -20,12 +20,15 @@ from moonlet.core.storage import KIMI_LINEAR_STORAGE
 __all__ = [
     "Cost",
     "StepFlops",
+    "absorbed_flops",
     "attn_res_fold",
     "attn_res_join",
     "attn_res_mix",
     "decode_flops",
+    "expanded_flops",
     "gated_rms_norm",
     "kda",
+    "kda_window",
     "linear",
     "mix_sources",
     "mla_decode",
@@ -97,6 +100,22 @@ def kda(rows: int, num_seqs: int, heads: int, key: int, value: int) -> Cost:
     return Cost(F32 * values, rows * heads * (7 * key * value + 14 * key + 2 * value))
 
 
+def kda_window(
+    rows: int, num_seqs: int, heads: int, key: int, value: int, taps: int, *, moves: bool
+) -> Cost:
+    """Convolution and recurrence of windows: `kda_window`, or `kda_replay`, which ``moves`` memory.
+
+    Bytes: raw q, k, v, z and beta of every row, taps, ``A_log`` and ``dt_bias``, states and carries
+    in; out the outputs of every row, or states and carries.
+    """
+    channels = heads * (2 * key + value)
+    inputs = rows * (channels + heads * (key + 1)) + channels * taps + heads * (key + 1)
+    memory = num_seqs * (heads * key * value + channels * (taps - 1))
+    written = memory if moves else rows * heads * value
+    work = kda(rows, 0, heads, key, value).flops + short_conv(rows, 0, channels, taps).flops
+    return Cost(F32 * (inputs + memory + written), work)
+
+
 def mla_decode(
     num_seqs: int,
     context: int,
@@ -110,17 +129,13 @@ def mla_decode(
     """Absorbed attention of one row per sequence over ``context`` cached rows each.
 
     Bytes: the cached rows, the expansion (``weight_bytes`` an element), queries and outputs, not
-    the table of pages. Operations per head: absorbing the
-    expansion into query and output 2 R (nope + V), and per cached row its score over R + shared,
-    its weight over R, and the softmax.
+    the table of pages. Operations: `absorbed_flops`.
     """
     cached = num_seqs * context * (latent + shared)
     expansion = heads * (nope + value) * latent
-    rows = num_seqs * heads * (nope + shared + value)
-    per_row = 2 * (latent + shared) + 2 * latent + SOFTMAX_FLOPS
-    per_head = 2 * latent * (nope + value) + context * per_row
-    num_bytes = F32 * (cached + rows) + weight_bytes * expansion
-    return Cost(num_bytes, num_seqs * heads * per_head)
+    in_out = num_seqs * heads * (nope + shared + value)
+    flops = num_seqs * absorbed_flops(1, context - 1, heads, nope, shared, latent, value)
+    return Cost(F32 * (cached + in_out) + weight_bytes * expansion, flops)
 
 
 def mla_prefill(
@@ -133,19 +148,46 @@ def mla_prefill(
     value: int,
     weight_bytes: int = F32,
 ) -> Cost:
-    """Expanded causal attention of ``rows`` new rows of one sequence after ``start`` others.
+    """Causal attention of ``rows`` new rows of one sequence after ``start`` others.
 
-    Bytes as in `mla_decode`. Operations per head: expanding
-    every cached row 2 R (nope + V), and per visible pair its score, its weight and the softmax.
+    Bytes as in `mla_decode`. Operations: of the form that needs fewer, absorbed for a few rows over
+    a long context, else expanded.
     """
-    context = start + rows
-    pairs = rows * start + rows * (rows + 1) // 2
-    cached = context * (latent + shared)
+    cached = (start + rows) * (latent + shared)
     expansion = heads * (nope + value) * latent
     in_out = rows * heads * (nope + shared + value)
+    widths = (heads, nope, shared, latent, value)
+    flops = min(form(rows, start, *widths) for form in (absorbed_flops, expanded_flops))
+    return Cost(F32 * (cached + in_out) + weight_bytes * expansion, flops)
+
+
+def absorbed_flops(
+    rows: int, start: int, heads: int, nope: int, shared: int, latent: int, value: int
+) -> int:
+    """Operations of attention in which queries meet the latents, arguments as in `mla_prefill`.
+
+    Per head and new row: absorbing the expansion into query and output 2 R (nope + V); per visible
+    pair its score over R + shared, its weight over R, and the softmax.
+    """
+    per_pair = 2 * (latent + shared) + 2 * latent + SOFTMAX_FLOPS
+    return heads * (rows * 2 * latent * (nope + value) + _pairs(rows, start) * per_pair)
+
+
+def expanded_flops(
+    rows: int, start: int, heads: int, nope: int, shared: int, latent: int, value: int
+) -> int:
+    """Operations of attention over expanded keys and values, arguments as in `mla_prefill`.
+
+    Per head: expanding every cached row 2 R (nope + V), and per visible pair its score, its weight
+    and the softmax.
+    """
     per_pair = 2 * (nope + shared) + 2 * value + SOFTMAX_FLOPS
-    per_head = context * 2 * latent * (nope + value) + pairs * per_pair
-    return Cost(F32 * (cached + in_out) + weight_bytes * expansion, heads * per_head)
+    return heads * ((start + rows) * 2 * latent * (nope + value) + _pairs(rows, start) * per_pair)
+
+
+def _pairs(rows: int, start: int) -> int:
+    """Pairs of a new row and one that it sees."""
+    return rows * start + rows * (rows + 1) // 2
 
 
 def attn_res_mix(rows: int, sources: int, size: int) -> Cost:

@@ -25,6 +25,7 @@ from moonlet.bench.weights import ExpertCount, bytes_by_dtype, stored_bytes, tou
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import ConfigError
 from moonlet.engine.engine import Engine
+from moonlet.engine.memory import MemoryOptions
 from moonlet.engine.request import EngineRequest, SamplingParams
 from moonlet.model.transformer import Transformer
 from moonlet.weights.checkpoint import load_for_inference
@@ -168,6 +169,8 @@ class _Runs:
                 max_num_seqs=streams,
                 max_model_len=longest,
                 replay_decode=replays,
+                # the runs repeat their prompts, and a prefill that is looked up measures nothing
+                memory=MemoryOptions(prefix_caching=False),
                 before_step=self._clock.note,
             )
             for replays in (True, False)

@@ -20,10 +20,10 @@ import torch
 
 from moonlet.bench.bounds import Bounds
 from moonlet.bench.cases.case import Arguments, Case, Shape
-from moonlet.bench.cases.table import CASES
-from moonlet.bench.memory import cold_bytes
+from moonlet.bench.cases.table import ALONG_CONTEXT, CASES, OVER_CONTEXT
+from moonlet.bench.memory import cold_bytes, memory_bytes
 from moonlet.core.config import ModelConfig
-from moonlet.core.errors import ConfigError, ShapeError
+from moonlet.core.errors import CapacityError, ConfigError, ShapeError
 from moonlet.kernels.registry import OPERATORS, Backend
 from moonlet.kernels.spec import Spec
 
@@ -33,7 +33,7 @@ MAX_COPIES = 256
 # calls are repeated until a sample takes about this long
 SAMPLE_S = 0.01
 MAX_CALLS = 1000
-# rows that sequences have before, in operators of attention
+# rows that sequences have before where nothing else is said
 CONTEXT = 1024
 
 
@@ -94,6 +94,7 @@ def bench_kernels(
     ops: Sequence[str] = (),
     backends: Sequence[str] = (),
     rows: Sequence[int] = (1, 4, 8, 16, 512),
+    contexts: Sequence[int] = (),
     repeats: int = 5,
     working_set_bytes: int | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
@@ -106,6 +107,9 @@ def bench_kernels(
         ops: Operators; all when empty.
         backends: Backends; all when empty.
         rows: Rows of the batch.
+        contexts: Rows that sequences have before, for the operators of `table.OVER_CONTEXT`
+            (`CONTEXT` when empty); lengths of the sequence, in place of ``rows``, for those of
+            `table.ALONG_CONTEXT`. Other operators do not change with it.
         repeats: Timed samples per case and backend.
         working_set_bytes: What copies of the arguments must exceed together; twice the largest
             cache when absent.
@@ -116,8 +120,11 @@ def bench_kernels(
 
     Raises:
         ConfigError: An unknown name or a count that is not positive.
+        CapacityError: The tensors of a case exceed the memory of the machine.
     """
-    for what, least in (("rows", min(rows, default=0)), ("repeats", repeats)):
+    counts = {"rows": rows, "context": contexts or (CONTEXT,), "repeats": (repeats,)}
+    for what, given in counts.items():
+        least = min(given, default=0)
         if least < 1:
             raise ConfigError(f"bench.{what} is {least}; it must be at least 1")
     target = cold_bytes() if working_set_bytes is None else working_set_bytes
@@ -127,16 +134,17 @@ def bench_kernels(
     for op in chosen_ops(ops):
         serving, refused = serving_backends(op, config, backends)
         refusals += refused
-        for shape in _shapes(config, rows):
+        for shape in _shapes(op, config, rows, contexts):
             for case in CASES[op](shape):
                 on_progress(f"{op} {case.label} {shape.rows} rows")
+                _require_memory(op, case, shape)
                 measured = _Measurement(op, case, serving, target)
                 refusals += measured.refusals
-                named = {"op": op, "case": case.label, "rows": shape.rows}
+                context = shape.context if op in OVER_CONTEXT else None
+                named = {"op": op, "case": case.label, "rows": shape.rows, "context": context}
                 results += [named | entry for entry in measured.run(repeats, bounds)]
     return {
         "shape": name,
-        "context": CONTEXT,
         "repeats": repeats,
         "working_set_bytes": target,
         **bounds.to_json(),
@@ -147,10 +155,28 @@ def bench_kernels(
     }
 
 
-def _shapes(config: ModelConfig, rows: Sequence[int]) -> Iterator[Shape]:
+def _shapes(
+    op: str, config: ModelConfig, rows: Sequence[int], contexts: Sequence[int]
+) -> Iterator[Shape]:
     generator = torch.Generator().manual_seed(0)
-    for count in rows:
-        yield Shape(config=config, rows=count, context=CONTEXT, generator=generator)
+    if op in ALONG_CONTEXT:
+        sizes = [(length, CONTEXT) for length in contexts or rows]
+    elif op in OVER_CONTEXT:
+        sizes = list(itertools.product(rows, contexts or (CONTEXT,)))
+    else:
+        sizes = [(count, CONTEXT) for count in rows]
+    for count, context in sizes:
+        yield Shape(config=config, rows=count, context=context, generator=generator)
+
+
+def _require_memory(op: str, case: Case, shape: Shape) -> None:
+    """Refuse a case before it is drawn; what a backend needs beside its tensors is its own."""
+    needed, memory = case.cost.num_bytes, memory_bytes()
+    if needed > memory:
+        raise CapacityError(
+            f"{op} of {shape.rows} rows after {shape.context} has {needed / 1e9:.1f} GB of "
+            f"tensors; the machine has {memory / 1e9:.1f} GB: give less in --rows or --context"
+        )
 
 
 class _Measurement:

@@ -18,6 +18,7 @@ __all__ = [
     "ReadProbe",
     "cold_bytes",
     "last_level_cache_bytes",
+    "memory_bytes",
     "read_bandwidth",
     "resident_bytes",
     "storage_bytes",
@@ -45,7 +46,7 @@ def cold_bytes() -> int:
     Twice the largest cache, at least 256 MiB, at most a sixteenth of the machine's memory.
     """
     wanted = max(DEFAULT_COLD_BYTES, 2 * last_level_cache_bytes())
-    return min(wanted, _memory_bytes() // 16)
+    return min(wanted, memory_bytes() // 16)
 
 
 class ReadProbe:
@@ -100,5 +101,6 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
+    """Return the memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moonlet.core.errors import ConfigError
 
-__all__ = ["check_plot", "plot_engine", "plot_kernels", "plot_longctx"]
+if TYPE_CHECKING:
+    from moonlet.bench.load.record import RequestRecord
+
+__all__ = ["check_plot", "plot_engine", "plot_kernels", "plot_longctx", "plot_serve"]
 
 COLUMNS = 3
 
@@ -43,7 +46,8 @@ def plot_kernels(report: dict[str, Any], path: Path) -> None:
     """Draw the fraction of the bound against the rows, one panel per operator."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in report["results"]:
-        label = " ".join(filter(None, (row["backend"], row["case"])))
+        after = "" if row["context"] is None else f"after {row['context']}"
+        label = " ".join(filter(None, (row["backend"], row["case"], after)))
         lines = panels.setdefault(row["op"], {})
         lines.setdefault(label, []).append((row["rows"], row["ratio"]))
     height = -(-len(panels) // COLUMNS)
@@ -93,6 +97,39 @@ def plot_longctx(report: dict[str, Any], path: Path) -> None:
     axes.set(xlabel="context", ylabel="ms per step", xscale="log", yscale="log")
     axes.legend()
     figure.suptitle(f"{report['architecture']}, {_setting(report)}")
+    figure.savefig(path)
+
+
+def plot_serve(report: dict[str, Any], records: Sequence[RequestRecord], path: Path) -> None:
+    """Draw the shares of requests within a latency, and each request's latency over the run."""
+    good = [record for record in records if record.outcome == "ok"]
+    panels = {
+        "ttft_s": [r.ttft_s for r in good if r.ttft_s is not None],
+        "itl_s": [gap for r in good for gap in r.itl_s],
+        "e2e_s": [r.e2e_s for r in good],
+    }
+    figure = _figure(figsize=(4 * len(panels), 7))
+    placed = figure.subplot_mosaic([list(panels), ["run"] * len(panels)])
+    for name, values in panels.items():
+        axes = placed[name]
+        title = name.removesuffix("_s").upper()
+        axes.set(title=title, xlabel="ms", ylabel="share at most as long")
+        if values:
+            axes.ecdf([1e3 * value for value in values])
+            for key, style in (("p50", "-"), ("p95", "--"), ("p99", ":")):
+                at_ms = 1e3 * report[name][key]
+                axes.axvline(at_ms, color="grey", linestyle=style, label=f"{key} {at_ms:.1f}")
+            axes.legend(fontsize="small")
+    axes = placed["run"]
+    for outcome, mark in (("ok", "."), ("refused", "x"), ("failed", "v")):
+        points = [(r.sent_s, 1e3 * r.e2e_s) for r in records if r.outcome == outcome]
+        if points:
+            axes.plot(*zip(*points, strict=True), mark, label=f"{outcome} {len(points)}")
+    axes.set(xlabel="sent after s", ylabel="ms to the end")
+    axes.set_ylim(bottom=0)
+    if records:
+        axes.legend(fontsize="small")
+    figure.suptitle(f"{report['url']}, {report['model'] or 'models as recorded'}")
     figure.savefig(path)
 
 

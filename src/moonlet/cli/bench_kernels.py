@@ -33,6 +33,7 @@ def kernels_command(
     shape_of: str | None = None,
     scale: str | None = None,
     rows: Counts = (1, 4, 8, 16, 512),
+    context: Counts = (),
     repeats: int = 5,
     working_set_mib: int | None = None,
     threads: int = 1,
@@ -57,6 +58,9 @@ def kernels_command(
         Shapes by name: k3-quarter (the default) or nano.
     rows
         Rows of the batch; decode operators take at most 64. Not used by --check.
+    context
+        Rows before, of mla_decode, mla_prefill and kda_step (1024 when absent); rows of kda_chunk
+        in place of --rows. Long ones are for native backends: name --op and --backend too.
     repeats
         Timed samples per case and backend, interleaved; with --check, random shapes per operator.
     working_set_mib
@@ -75,8 +79,9 @@ def kernels_command(
     """
     if shape_of is not None and scale is not None:
         raise ConfigError("--shape-of and --scale both name shapes; give one of them")
-    if check and (shape_of or scale or plot):
-        raise ConfigError("--check draws random shapes; drop --shape-of, --scale and --plot")
+    if check and (shape_of or scale or plot or context):
+        flags = "--shape-of, --scale, --context and --plot"
+        raise ConfigError(f"--check draws random shapes; drop {flags}")
     directory = model_directory(shape_of)
     named = "k3-quarter" if scale is None and shape_of is None else scale
     prepare(threads, plot)
@@ -85,8 +90,9 @@ def kernels_command(
         report = _check(num_shapes=repeats, seed=seed, **chosen)
     else:
         set_bytes = None if working_set_mib is None else working_set_mib * MIB
-        limits = {"rows": rows, "repeats": repeats, "working_set_bytes": set_bytes}
-        report = _speed(directory, named, plot, **chosen, **limits)
+        limits = {"repeats": repeats, "working_set_bytes": set_bytes}
+        sizes = {"rows": rows, "contexts": context}
+        report = _speed(directory, named, plot, **chosen, **sizes, **limits)
     if as_json:
         write_json(report)
     else:
@@ -117,16 +123,18 @@ def _print_speed(report: dict[str, Any]) -> None:
     write_line(f"shapes of {report['shape']}, {bounds_line(report)}")
     write_table(
         (
-            *("operator", "case", "rows", "backend", "us", "GB/s", "GFLOP/s", "MFLOP/row"),
-            *("bound us", "by", "ratio", "from"),
+            *("operator", "case", "rows", "after", "backend", "us", "us/row", "GB/s", "GFLOP/s"),
+            *("MFLOP/row", "bound us", "by", "ratio", "from"),
         ),
         [
             (
                 row["op"],
                 row["case"],
                 str(row["rows"]),
+                "" if row["context"] is None else str(row["context"]),
                 row["backend"],
                 f"{1e6 * row['seconds']:.1f}",
+                f"{1e6 * row['seconds'] / row['rows']:.2f}",
                 f"{row['bytes_per_s'] / 1e9:.2f}",
                 f"{row['flops_per_s'] / 1e9:.2f}",
                 f"{row['flops'] / row['rows'] / 1e6:.3f}",

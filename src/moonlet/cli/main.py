@@ -61,7 +61,7 @@ for _name, _help, _example in (
 app.command(
     "moonlet.cli.bench:bench_app",
     name="bench",
-    help="Measure speed against the bound of this machine.",
+    help="Measure speed against the bound of this machine, or put load on a server.",
 )
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="")]

@@ -18,6 +18,7 @@ from moonlet.core.hf_config import read_config
 from moonlet.core.units import format_count
 
 if TYPE_CHECKING:
+    from moonlet.engine.memory import ExternalOptions
     from moonlet.serve.loading import LoadedEngine
     from moonlet.serve.server import Server
 
@@ -49,11 +50,15 @@ def serve_command(
     _set_up(flags.threads, flags.log_level)
 
     # torch starts its threads on import, so nothing above may import it
+    from moonlet.engine.limits import DEFAULT_CLASS, parse_classes
+    from moonlet.engine.memory import MemoryOptions
+    from moonlet.engine.speculative import SpeculativeConfig
     from moonlet.serve.loading import EngineOptions, load_engine
     from moonlet.serve.server import bind, check_exposure
 
     check_exposure(flags.host, bool(flags.api_key), flags.insecure)
     names = tuple(flags.served_model_name or served_names(model, directory))
+    drafts, classes = flags.speculative_config, flags.priority_classes
     options = EngineOptions(
         max_model_len=max_model_len,
         max_num_seqs=flags.max_num_seqs,
@@ -61,6 +66,16 @@ def serve_command(
         dtype="float32" if flags.dtype == "auto" else flags.dtype,
         moe_activation=flags.moe_activation,
         trunk=flags.trunk,
+        speculative=None if drafts is None else SpeculativeConfig.from_json(drafts),
+        classes=(DEFAULT_CLASS,) if classes is None else parse_classes(classes),
+        memory=MemoryOptions(
+            page_size=flags.block_size,
+            unit_size=flags.prefix_match_unit,
+            num_pages=flags.num_pages,
+            num_checkpoints=flags.num_checkpoints,
+            prefix_caching=flags.enable_prefix_caching,
+            external=_external(flags),
+        ),
     )
     with bind(flags.host, flags.port) as bound:
         with load_progress(f"loading {names[0]}", console) as on_progress:
@@ -76,6 +91,19 @@ def serve_command(
             server = _server(loaded, names, model or NANO, flags, lambda: _show(console, lines))
             was_cut = server.run_until_exit(bound)
     return EXIT_INTERRUPTED if was_cut else 0
+
+
+def _external(flags: ServeFlags) -> ExternalOptions | None:
+    """Return where prefixes are kept beyond the arenas, None for nowhere."""
+    from moonlet.engine.memory import ExternalOptions
+
+    if flags.cache_directory is None and not flags.cache_host_gib:
+        return None
+    return ExternalOptions(
+        host_bytes=int(flags.cache_host_gib * 2**30),
+        directory=flags.cache_directory,
+        disk_bytes=int(flags.cache_disk_gib * 2**30),
+    )
 
 
 def _server(

@@ -27,11 +27,11 @@ PARSER = "kimi_k3"
 
 _ONE_PROCESS = "one process runs the whole model on this machine"
 _NATIVE = "moonlet chooses its own kernels; see moonlet env"
-_STATE = "recurrent states are float32 and live in slots sized by --max-num-seqs"
+_STATE = "recurrent states are float32, one per sequence and one per checkpoint"
 _ROWS = "latent rows are kept in the model's dtype"
-_NO_REUSE = "every prompt is computed in full; nothing is reused between requests"
+_TRANSFER = "prefixes are kept in this process"
 _NO_GRAPH = "there is no graph capture or compilation to tune"
-_MEMORY = "memory follows from --max-num-seqs and --max-model-len"
+_MEMORY = "memory follows from --num-pages, --num-checkpoints and --max-num-seqs"
 _BUILT_IN = "reasoning and tool calls of K3 are always parsed"
 _READER = "shards are memory-mapped and verified while loading"
 _TEXT_ONLY = "only text is served; vision tensors are verified and not loaded"
@@ -67,15 +67,12 @@ _REASONS = {
     "kv_offloading_size": _MEMORY,
     "gpu_memory_utilization": _MEMORY,
     "enable_cumem_allocator": _MEMORY,
-    "enable_prefix_caching": _NO_REUSE,
-    "prefix_match_unit": _NO_REUSE,
-    "enable_mamba_shared_prefix_checkpoint": _NO_REUSE,
-    "kv_transfer_config": _NO_REUSE,
+    "enable_mamba_shared_prefix_checkpoint": "a state is always kept where two prompts part",
+    "kv_transfer_config": _TRANSFER,
     "mamba_cache_mode": _STATE,
     "mamba_ssm_cache_dtype": _STATE,
     "mamba_block_size": _STATE,
     "use_replayssm": _STATE,
-    "speculative_config": "every token comes from the model itself; the answers are the same",
     "compilation_config": _NO_GRAPH,
     "enforce_eager": _NO_GRAPH,
     "stream_interval": "tokens are streamed as they come",
@@ -132,15 +129,12 @@ class VllmFlags:
     kv_offloading_size: Text = None
     gpu_memory_utilization: Share = None
     enable_cumem_allocator: Switch = None
-    enable_prefix_caching: Switch = None
-    prefix_match_unit: Count = None
     enable_mamba_shared_prefix_checkpoint: Switch = None
     kv_transfer_config: Text = None
     mamba_cache_mode: Text = None
     mamba_ssm_cache_dtype: Text = None
     mamba_block_size: Count = None
     use_replayssm: Switch = None
-    speculative_config: Text = None
     compilation_config: Text = None
     enforce_eager: Switch = None
     stream_interval: Count = None

@@ -11,43 +11,30 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-import torch
-
 from moonlet.core.config import ModelConfig
-from moonlet.core.errors import ConfigError, PromptTooLong, RequestError
-from moonlet.engine.cache.pages import PagePool
-from moonlet.engine.cache.slots import SlotPool
-from moonlet.engine.cache.state import PagedState, page_bytes
+from moonlet.core.errors import ConfigError, RequestError
+from moonlet.engine.admission import check_request, refusal
+from moonlet.engine.emission import emit
 from moonlet.engine.handle import RequestHandle
+from moonlet.engine.limits import DEFAULT_CLASS, PriorityClass, SchedulerLimits
+from moonlet.engine.memory import DEFAULT_MEMORY, MemoryOptions, build_memory, build_writeback
 from moonlet.engine.request import EngineRequest, FinishReason, Sequence, TokenOutput
 from moonlet.engine.runner import EngineModel, Runner
 from moonlet.engine.sampling import Sampled
-from moonlet.engine.scheduler import ScheduledChunk, Scheduler, SchedulerLimits
-from moonlet.engine.stats import EngineStats
-from moonlet.engine.stopping import finish_after
+from moonlet.engine.scheduler import Scheduler
+from moonlet.engine.speculative import Speculation, SpeculativeConfig
+from moonlet.engine.stats import EngineStats, read_stats
+from moonlet.engine.step import ScheduledChunk, Step
 
 __all__ = ["Engine"]
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_BATCHED_TOKENS = 512
-DEFAULT_PAGE_SIZE = 64
-DEFAULT_CACHE_BYTES = 4 << 30
-
-
-def _default_pages(
-    config: ModelConfig, limits: SchedulerLimits, page_size: int, dtype: torch.dtype
-) -> int:
-    """Pages for every sequence at full length, capped at 4 GiB, at least one full request."""
-    per_sequence = -(-limits.max_model_len // page_size)
-    wanted = limits.max_num_seqs * per_sequence
-    bytes_per_page = page_bytes(config, page_size, dtype)
-    if bytes_per_page:
-        wanted = min(wanted, max(per_sequence, DEFAULT_CACHE_BYTES // bytes_per_page))
-    return wanted
 
 
 class Engine:
@@ -57,12 +44,13 @@ class Engine:
         model: `Transformer` or anything with its ``config``, ``forward`` and ``logits``.
         max_num_seqs: Requests computed at the same time; each holds a state slot.
         max_model_len: Prompt and output together; the model's own limit when absent.
-        max_num_batched_tokens: Tokens per forward pass; 512 or ``max_num_seqs`` when absent.
+        max_num_batched_tokens: Tokens per forward pass; when absent 512, or twice
+            ``max_num_seqs`` where that is more.
         stop_ids: Ids at which the model ends a message; its ``eos_token_id`` when absent.
-        page_size: MLA rows per page.
-        num_pages: Pages in the pool; when absent, enough for every request at full length but at
-            most 4 GiB.
+        memory: Sizes of the cache and whether prefixes are shared.
+        classes: Priority classes, the most important one first.
         max_num_queued: Requests that may wait; beyond it `submit` refuses. No bound when absent.
+        speculative: How to draft (`engine.speculative`); when absent, steps are plain.
         replay_decode: Run decode steps from tapes where that is possible (`engine.replay`).
         before_step: Called by the engine's thread with the number of rows before each forward pass.
         check_each_step: Run `check` after every step (tests).
@@ -79,9 +67,10 @@ class Engine:
         max_model_len: int | None = None,
         max_num_batched_tokens: int | None = None,
         stop_ids: Iterable[int] | None = None,
-        page_size: int = DEFAULT_PAGE_SIZE,
-        num_pages: int | None = None,
+        memory: MemoryOptions = DEFAULT_MEMORY,
+        classes: Iterable[PriorityClass] = (DEFAULT_CLASS,),
         max_num_queued: int | None = None,
+        speculative: SpeculativeConfig | None = None,
         replay_decode: bool = True,
         before_step: Callable[[int], None] | None = None,
         check_each_step: bool = False,
@@ -96,24 +85,35 @@ class Engine:
         budget = max_num_batched_tokens
         self.limits = SchedulerLimits(
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max(DEFAULT_BATCHED_TOKENS, max_num_seqs)
+            max_num_batched_tokens=max(DEFAULT_BATCHED_TOKENS, 2 * max_num_seqs)
             if budget is None
             else budget,
             max_model_len=length,
+            classes=tuple(classes),
         )
         self.stop_ids = frozenset([config.eos_token_id] if stop_ids is None else stop_ids)
-        pages = num_pages or _default_pages(config, self.limits, page_size, model.dtype)
-        self._scheduler = Scheduler(self.limits, SlotPool(max_num_seqs), PagePool(pages, page_size))
-        state = PagedState(
+        manager, state = build_memory(
             config,
-            num_slots=max_num_seqs,
-            num_pages=pages,
-            page_size=page_size,
-            max_model_len=length,
+            self.limits,
+            memory,
+            stop_ids=self.stop_ids,
             dtype=model.dtype,
             device=model.device,
         )
-        self._runner = Runner(model, state, replay_decode=replay_decode)
+        self._manager = manager
+        self._scheduler = Scheduler(self.limits, manager)
+        self._runner = Runner(model, state, unit_size=memory.unit_size, replay_decode=replay_decode)
+        self._writeback = build_writeback(config, memory, manager, state, model.dtype)
+        self._runner.writeback = self._writeback
+        self._speculation: Speculation | None = None
+        if speculative is not None:
+            self._speculation = Speculation(
+                speculative,
+                max_num_batched_tokens=self.limits.max_num_batched_tokens,
+                stop_ids=self.stop_ids,
+                vocab_size=config.vocab_size,
+                room=manager.window_room,
+            )
         self._before_step = before_step
         self._max_num_queued = max_num_queued
         self._checks_each_step = check_each_step
@@ -150,27 +150,22 @@ class Engine:
             RequestError: An id is in use or outside the vocabulary (400), the queue is full
                 (429), or the engine is closing (503).
         """
-        self._validate(request)
+        rank = check_request(request, self.limits, self._manager, self.config.vocab_size)
+        deadline = request.deadline_s
         sequence = Sequence(
-            request, max_model_len=self.limits.max_model_len, seed=secrets.randbits(64)
+            request,
+            max_model_len=self.limits.max_model_len,
+            seed=secrets.randbits(64),
+            rank=rank,
+            deadline=None if deadline is None else time.monotonic() + deadline,
         )
         handle = RequestHandle(request.request_id, self.abort)
         with self._changed:
             if self._is_closing:
-                raise RequestError(
-                    "the server is shutting down; send the request elsewhere",
-                    status=503,
-                    type="server_error",
-                    code="shutting_down",
-                )
+                raise refusal("closing")
             waiting = self._scheduler.num_waiting + self._num_submitted
             if self._max_num_queued is not None and waiting >= self._max_num_queued:
-                raise RequestError(
-                    f"{waiting} requests are waiting already; retry later",
-                    status=429,
-                    type="engine_overloaded_error",
-                    code="queue_full",
-                )
+                raise refusal("full", waiting)
             if request.request_id in self._handles:
                 raise RequestError(
                     f"request id {request.request_id!r} is in use; choose another",
@@ -188,21 +183,13 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return counters and gauges; never blocks on a running step."""
-        scheduler, ends = self._scheduler, self._ends
-        return EngineStats(
-            num_steps=self._counts["steps"],
+        return read_stats(
+            self._scheduler,
+            self._counts,
+            self._ends,
+            num_submitted=self._num_submitted,
             num_forward_calls=self._runner.num_forward_calls,
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting + self._num_submitted,
-            num_slots=scheduler.slots.num_slots,
-            num_free_slots=scheduler.slots.num_free,
-            num_pages=scheduler.pages.num_pages,
-            num_free_pages=scheduler.pages.num_free,
-            num_prompt_tokens=self._counts["prompt"],
-            num_generated_tokens=self._counts["generated"],
-            num_finished=ends["stop"] + ends["length"],
-            num_aborted=ends["abort"],
-            num_failed=ends["error"],
+            drafts={} if self._speculation is None else self._speculation.counts(),
         )
 
     def check(self) -> None:
@@ -262,24 +249,6 @@ class Engine:
             self._changed.notify()
         return True
 
-    def _validate(self, request: EngineRequest) -> None:
-        limit, length = self.limits.max_model_len, len(request.prompt_ids)
-        explicit = request.sampling.max_tokens
-        if length + (explicit or 1) > limit:
-            wanted = f"max_tokens {explicit}" if explicit else "one token of output"
-            raise PromptTooLong(
-                f"the prompt has {length} tokens and {wanted} is wanted, but the context holds "
-                f"{limit}; shorten the prompt or lower max_tokens",
-                code="context_length_exceeded",
-                param="prompt" if length >= limit else "max_tokens",
-            )
-        vocab_size = self.config.vocab_size
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
-            bad = next(id for id in request.prompt_ids if not 0 <= id < vocab_size)
-            raise RequestError(
-                f"prompt id {bad} is outside the vocabulary of {vocab_size}", param="prompt"
-            )
-
     # ---- engine thread ---------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -306,6 +275,8 @@ class Engine:
                 self._end(sequence, reason, error=error)
             except Exception:
                 logger.exception("request %s did not end cleanly", sequence.request_id)
+        if self._writeback is not None:
+            self._writeback.close()
         with self._changed:
             handles, self._handles = self._handles, {}
         for handle in handles.values():
@@ -315,14 +286,22 @@ class Engine:
         """Carry out what was posted, sleeping while idle; False when it is time to end."""
         with self._changed:
             self._changed.wait_for(
-                lambda: bool(self._commands) or self._scheduler.has_work or self._is_closing
+                lambda: bool(self._commands) or self._has_something_to_do or self._is_closing
             )
             commands, self._commands = self._commands, deque()
         for command in commands:
             command()
         if self._is_aborting:
             return False
+        is_idle = not self._scheduler.has_work
+        if self._writeback is not None and self._writeback.has_pending and is_idle:
+            self._writeback.write_next()
         return self._scheduler.has_work or not self._is_closing
+
+    @property
+    def _has_something_to_do(self) -> bool:
+        has_pending = self._writeback is not None and self._writeback.has_pending
+        return self._scheduler.has_work or has_pending
 
     def _enqueue(self, sequence: Sequence) -> None:
         with self._changed:
@@ -336,51 +315,69 @@ class Engine:
 
     def _check_now(self) -> None:
         self._scheduler.check()
-        self._runner.check(s for s in self._scheduler.unfinished() if s.slot is not None)
+        unfinished = self._scheduler.unfinished()
+        self._runner.check(unfinished)
+        if self._speculation is not None:
+            self._speculation.check({s.request_id for s in unfinished})
 
     def _step(self) -> None:
+        for sequence in self._scheduler.expired(time.monotonic()):
+            waited = sequence.request.deadline_s
+            self._end(sequence, "error", error=f"the deadline of {waited:g} s has passed")
         step = self._scheduler.schedule()
         if step is None:
             assert not self._scheduler.has_work, "sequences wait but none can run"
             return
+        for restore in step.restores:
+            sequence = restore.sequence
+            self._handles[sequence.request_id].admit(sequence.num_cached_tokens)
         self._counts["steps"] += 1
         try:
+            if self._speculation is not None:
+                step = self._speculation.attach(step)
             if self._before_step is not None:
                 self._before_step(step.num_tokens)
             results = self._runner.execute(step)
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(step.chunks))
             self._runner.abandon()
-            for chunk in step.chunks:
-                text = f"internal error ({type(error).__name__}) while computing this request"
-                self._end(chunk.sequence, "error", error=text)
+            self._fail(step, error)
             return
+        finally:
+            for restore in step.restores:
+                self._manager.landed(restore)
         self._count_prompt_tokens(step.chunks)
-        self._scheduler.advance(step)
-        for sequence, sampled in results:
-            self._deliver(sequence, sampled)
+        self._settle(step, results)
         if self._checks_each_step:
             self._check_now()
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        """End the sequences of a step that raised: what they hold is not to be trusted."""
+        text = f"internal error ({type(error).__name__}) while computing this request"
+        involved = [chunk.sequence for chunk in step.chunks]
+        involved += [restore.sequence for restore in step.restores]
+        for sequence in dict.fromkeys(involved):
+            self._end(sequence, "error", error=text)
 
     def _count_prompt_tokens(self, chunks: Iterable[ScheduledChunk]) -> None:
         self._counts["prompt"] += sum(c.num_tokens for c in chunks if not c.is_decode)
 
-    def _deliver(self, sequence: Sequence, sampled: Sampled) -> None:
-        if sampled.error is not None:
-            self._end(sequence, "error", error=sampled.error)
-            return
-        self._counts["generated"] += 1
-        self._scheduler.append(sequence, sampled.id)
-        logprobs = None if sampled.logprobs is None else (sampled.logprobs,)
-        try:
-            reason = finish_after(sequence, sampled.id, self.stop_ids)
-        except Exception as error:
-            self._end(sequence, "error", error=f"the constraint failed: {error}")
-            return
-        if reason is not None:
-            self._end(sequence, reason, TokenOutput((sampled.id,), logprobs, reason))
-            return
-        self._handles[sequence.request_id].put(TokenOutput((sampled.id,), logprobs))
+    def _settle(self, step: Step, results: list[tuple[Sequence, list[Sampled]]]) -> None:
+        """Make what was computed and chosen part of the sequences, then deliver it."""
+        sampler, scheduler = self._runner.sampler, self._scheduler
+        scheduler.advance(step)
+        emissions = [emit(s, chosen, sampler, scheduler, self.stop_ids) for s, chosen in results]
+        self._runner.commit()
+        if self._speculation is not None:
+            self._speculation.record(emissions)
+        for save in scheduler.saves(step):
+            self._manager.confirm(save, is_finite=self._runner.keep(save))
+        for emission in emissions:
+            self._counts["generated"] += len(emission.ids)
+            if emission.finish is None:
+                self._handles[emission.sequence.request_id].put(emission.output())
+            else:
+                self._end(emission.sequence, emission.finish, emission.output())
 
     def _end(
         self,
@@ -392,6 +389,8 @@ class Engine:
     ) -> None:
         """Free everything, then deliver the last output."""
         self._runner.release(sequence)
+        if self._speculation is not None:
+            self._speculation.forget(sequence, has_ended_well=reason != "error")
         self._scheduler.finish(sequence, reason)
         self._ends[reason] += 1
         with self._changed:

@@ -41,10 +41,12 @@ class RequestHandle:
 
     Attributes:
         request_id: The id that the request carries.
+        num_cached_tokens: Prompt tokens that were not computed again; None while it is queued.
     """
 
     def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
         self.request_id = request_id
+        self.num_cached_tokens: int | None = None
         self._abort = abort
         self._ready = threading.Condition()
         self._outputs: list[TokenOutput] = []
@@ -62,13 +64,25 @@ class RequestHandle:
         if not self._is_ended:
             self._abort(self.request_id)
 
+    def admit(self, num_cached_tokens: int) -> None:
+        """Say that the request runs; called by the engine thread only, the first call counts."""
+        with self._ready:
+            if self.num_cached_tokens is not None:
+                return
+            self.num_cached_tokens = num_cached_tokens
+            self._notify()
+
     def put(self, output: TokenOutput) -> None:
         """Hand over one output; called by the engine thread only."""
         with self._ready:
             self._outputs.append(output)
             self._is_ended = output.finish is not None
-            waiter, self._waiter = self._waiter, None
-            self._ready.notify_all()
+            self._notify()
+
+    def _notify(self) -> None:
+        """Wake whoever waits; the lock is held."""
+        waiter, self._waiter = self._waiter, None
+        self._ready.notify_all()
         if waiter is not None:
             loop, future = waiter
             # the consumer's loop may have been closed in the meantime
@@ -104,6 +118,20 @@ class RequestHandle:
         finally:
             if not self._is_drained:
                 self.abort()
+
+    async def admitted(self) -> None:
+        """Wait until the request runs or has ended; `num_cached_tokens` is known then.
+
+        The outputs stay where they are; iterate afterwards, not at the same time.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            future: asyncio.Future[None] = loop.create_future()
+            with self._ready:
+                if self.num_cached_tokens is not None or self._is_ended:
+                    return
+                self._waiter = (loop, future)
+            await future
 
     def result(self) -> TokenOutput:
         """Wait for the end and return everything not read yet as one output."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from moonlet.engine.cache.arenas import StepIndex
 from moonlet.engine.cache.state import PagedState
 from moonlet.engine.request import Sequence
-from moonlet.engine.scheduler import Step
+from moonlet.engine.step import Step
 from moonlet.kernels.ragged import Ragged
 from moonlet.kernels.tape import Tape
 from moonlet.model.state import BatchMeta, ModelState
@@ -71,6 +71,7 @@ class _DecodeStep:
             lengths_S=lengths_S,
         )
         self._owners: list[Sequence] = []
+        self._version = -1
         self._logits_SW: Tensor | None = None
         self.tape = Tape()
 
@@ -90,10 +91,10 @@ class _DecodeStep:
             columns.append((token, sequence.slot, start, start + 1, row))
         self._numbers[:] = array("q", chain.from_iterable(zip(*columns, strict=True)))
         owners = [chunk.sequence for chunk in step.chunks]
-        # a sequence has its pages from its first step to its last
-        if len(owners) != len(self._owners) or any(map(is_not, owners, self._owners)):
+        is_other = len(owners) != len(self._owners) or any(map(is_not, owners, self._owners))
+        if is_other or self._version != self._state.version:
             self._state.copy_tables(self._slots_S, self._table_SB)
-            self._owners = owners
+            self._owners, self._version = owners, self._state.version
 
     def run(self) -> Tensor:
         """Return the logits ``[S, W]``; they are valid until the next run."""

@@ -2,20 +2,20 @@
 
 A request is followed by a `Sequence`, whose state only the scheduler changes:
 
-    submit            admitted: slot        last prompt token
-      |               and pages taken       computed, first token sampled
+    submit            admitted: states      last known token
+      |               and pages taken       computed, next one sampled
       v                     |                     |
     WAITING ----------> PREFILL ------------> DECODE ---+
-      |                     |                     |     |  stop id, max_tokens, context full,
-      |                     |                     |     |  or an error of this request
-      |                     +----------+----------+     v
+      |  ^                  |                     |     |  stop id, max_tokens, context full,
+      |  |    preempted     |                     |     |  deadline, or an error of this request
+      |  +------------------+----------+----------+     v
       |                                |             FINISHED
       +--------------------------------+--> ABORTED     ^
       |        abort, or engine closed                  |
       +-------------------------------------------------+
-        an error while waiting or in prefill
+        an error or the deadline while waiting or in prefill
 
-FINISHED and ABORTED own no slot and no page.
+WAITING, FINISHED and ABORTED own no state and no page.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from typing import Literal
 
 from moonlet.core.constraint import TokenConstraint
 from moonlet.core.errors import RequestError
+from moonlet.engine.cache.chain import MediaSpan, PrefixChain
+from moonlet.engine.cache.checkpoints import Checkpoint, CheckpointKind
 
 __all__ = [
     "EngineRequest",
@@ -156,15 +158,26 @@ class EngineRequest:
         request_id: Unique among the requests that the engine has not finished.
         prompt_ids: At least one token id; any sequence of integers, stored as a tuple.
         constraint: Says which ids may come next; it belongs to this request alone.
+        cache_salt: Prefixes are shared between requests of the same salt only.
+        media: Images that stand in the prompt.
+        priority: Name of a priority class; the first class that takes prompts of this length when
+            absent.
+        deadline_s: Seconds from now after which the request ends with an error, finished or not.
     """
 
     request_id: str
     prompt_ids: SequenceOf[int]
     sampling: SamplingParams = SamplingParams()
     constraint: TokenConstraint | None = None
+    cache_salt: str = ""
+    media: tuple[MediaSpan, ...] = ()
+    priority: str | None = None
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Freeze the prompt."""
+        """Freeze the prompt and check the deadline."""
+        if self.deadline_s is not None:
+            _check_number("deadline_s", self.deadline_s, 0.0, math.inf, low_open=True)
         object.__setattr__(self, "prompt_ids", tuple(self.prompt_ids))
         if not self.prompt_ids:
             raise RequestError("the prompt is empty; it needs at least one token", param="prompt")
@@ -207,39 +220,79 @@ class Sequence:
 
     Attributes:
         state: Changed by the scheduler only.
-        slot: Recurrent-state slot, or None without one.
+        rank: Priority class, 0 first.
+        arrival: Order of arrival.
+        deadline: Clock time at which it ends whatever its state, or None.
+        states: Blocks of recurrent state, one per KDA group; none while it waits.
         pages: Pages of MLA rows in order of position.
-        num_computed: Tokens whose effect is in the slot and pages.
+        num_computed: Tokens whose effect is in the states and pages.
+        num_cached_tokens: Tokens that the last admission found computed.
+        num_registered: Units of its pages that the prefix index knows.
+        num_preemptions: How often its memory was taken away.
+        chain: Hashes of its complete units.
+        marks: Endpoints where its states are to be kept, and why.
+        rolling: The newest checkpoint that it made.
         max_total_tokens: Prompt and output together never exceed this.
         seed: The request's seed, or the one drawn for it.
     """
 
     __slots__ = (
+        "arrival",
+        "chain",
+        "deadline",
         "finish_reason",
+        "marks",
         "max_total_tokens",
+        "num_cached_tokens",
         "num_computed",
+        "num_preemptions",
+        "num_registered",
         "output_ids",
         "pages",
         "prompt_ids",
+        "rank",
         "request",
+        "rolling",
         "seed",
-        "slot",
         "state",
+        "states",
     )
 
-    def __init__(self, request: EngineRequest, *, max_model_len: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        *,
+        max_model_len: int,
+        seed: int = 0,
+        rank: int = 0,
+        deadline: float | None = None,
+    ) -> None:
         self.request = request
         self.prompt_ids: tuple[int, ...] = tuple(request.prompt_ids)
         self.output_ids: list[int] = []
         self.state = RequestState.WAITING
-        self.slot: int | None = None
+        self.rank = rank
+        self.arrival = 0
+        self.deadline = deadline
+        self.states: tuple[int, ...] = ()
         self.pages: list[int] = []
         self.num_computed = 0
+        self.num_cached_tokens = 0
+        self.num_registered = 0
+        self.num_preemptions = 0
+        self.chain = PrefixChain(b"", 1)
+        self.marks: dict[int, CheckpointKind] = {}
+        self.rolling: Checkpoint | None = None
         self.finish_reason: FinishReason | None = None
         limit = request.sampling.max_tokens
         total = max_model_len if limit is None else len(self.prompt_ids) + limit
         self.max_total_tokens = min(total, max_model_len)
         self.seed = seed if request.sampling.seed is None else request.sampling.seed
+
+    @property
+    def slot(self) -> int | None:
+        """Block of the first KDA group, which in an engine is the only one."""
+        return self.states[0] if self.states else None
 
     @property
     def request_id(self) -> str:

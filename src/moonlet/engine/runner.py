@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 import torch
@@ -11,11 +10,13 @@ from torch import Tensor
 
 from moonlet.core.config import ModelConfig
 from moonlet.engine.batch import build_batch
+from moonlet.engine.cache.manager import Save
 from moonlet.engine.cache.state import PagedState
+from moonlet.engine.cache.writeback import Writeback
 from moonlet.engine.replay import DecodeReplay
 from moonlet.engine.request import Sequence
 from moonlet.engine.sampling import Sampled, Sampler
-from moonlet.engine.scheduler import Step
+from moonlet.engine.step import Step
 from moonlet.model.state import BatchMeta, ModelState
 
 __all__ = ["EngineModel", "Runner"]
@@ -54,19 +55,25 @@ class Runner:
     Args:
         model: What is run.
         state: Memory of the running sequences.
+        unit_size: Tokens per hash unit of the prefix index.
         replay_decode: Whether decode steps may run from tapes.
 
     Attributes:
+        writeback: Reads what sequences resume from outside the arenas; None without a pool.
         num_forward_calls: Forward passes so far.
     """
 
     def __init__(
-        self, model: EngineModel, state: PagedState, *, replay_decode: bool = True
+        self, model: EngineModel, state: PagedState, *, unit_size: int, replay_decode: bool = True
     ) -> None:
         self.model = model
         self.state = state
         self.sampler = Sampler(model.config.vocab_size, model.device)
         self.num_forward_calls = 0
+        self._unit_size = unit_size
+        self._num_bound: dict[int, int] = {}
+        self.writeback: Writeback | None = None
+        self._open: tuple[Step, BatchMeta] | None = None
         self._replay = DecodeReplay(model, state, replay_decode and model.device.type == "cpu")
 
     @property
@@ -75,49 +82,99 @@ class Runner:
         return self._replay.num_replays
 
     @torch.inference_mode()
-    def execute(self, step: Step) -> list[tuple[Sequence, Sampled]]:
-        """Run the step and choose the next id of every sequence whose tokens are all computed.
+    def execute(self, step: Step) -> list[tuple[Sequence, list[Sampled]]]:
+        """Run the step and choose what follows every sequence whose tokens are all computed.
+
+        Nothing is settled yet, and after a step with drafts `commit` must follow.
 
         Raises:
             Exception: Whatever the model raised; call `abandon` and end the step's sequences.
         """
-        for sequence in step.admitted:
-            assert sequence.slot is not None
-            self.state.bind(sequence.slot, sequence.pages)
+        self._prepare(step)
         self.num_forward_calls += 1
-        logits_QW = self._replay.logits(step)
+        logits_QW = None if step.has_drafts else self._replay.logits(step)
         if logits_QW is not None:
             owners = [chunk.sequence for chunk in step.chunks]
-            return self._sampled(logits_QW, owners)
+            return list(zip(owners, self.sampler.choose(logits_QW, owners), strict=True))
         batch = build_batch(step, self.model.device)
+        if step.has_drafts:
+            self._open = (step, batch.meta)
         hidden_TD = self.model.forward(batch.tokens_T, batch.meta, self.state)
         if not batch.sampled:
             return []
         logits_QW = self.model.logits(hidden_TD.index_select(0, batch.meta.logits_at_Q))
-        return self._sampled(logits_QW, batch.sampled)
+        chosen = self.sampler.choose(logits_QW, batch.sampled, batch.drafts)
+        return list(zip(batch.sampled, chosen, strict=True))
 
-    def _sampled(
-        self, logits_QW: Tensor, owners: SequenceOf[Sequence]
-    ) -> list[tuple[Sequence, Sampled]]:
-        return list(zip(owners, self.sampler.sample(logits_QW, owners), strict=True))
+    @torch.inference_mode()
+    def commit(self) -> None:
+        """Keep of every window the rows that its sequence now counts as computed."""
+        if self._open is None:
+            return
+        (step, meta), self._open = self._open, None
+        kept = [chunk.sequence.num_computed - chunk.start for chunk in step.chunks]
+        self.state.commit(meta, kept)
+
+    @torch.inference_mode()
+    def keep(self, save: Save) -> bool:
+        """Copy the states of a `Save`; say whether all that it would make findable is finite."""
+        sequence, unit = save.sequence, self._unit_size
+        start, stop = sequence.num_registered * unit, save.num_units * unit
+        is_finite = self.state.are_rows_finite(sequence.pages, start, stop)
+        for source, target in zip(sequence.states, save.states, strict=False):
+            is_finite = is_finite and self.state.is_slot_finite(source)
+            self.state.copy_slot(source, target)
+        return is_finite
+
+    def _prepare(self, step: Step) -> None:
+        """Bring block tables up to date and resume admitted sequences from their checkpoints."""
+        for _, slot in step.preempted:
+            self._unbind(slot)
+        for restore in step.restores:
+            tail, sequence = restore.tail, restore.sequence
+            if tail is not None:
+                self.state.copy_rows(tail.source, tail.target, tail.num_rows)
+            if restore.external is not None:
+                assert self.writeback is not None
+                assert sequence.slot is not None
+                self.writeback.read(restore.external, sequence.slot, sequence.pages)
+            if restore.checkpoint is not None:
+                pairs = zip(restore.checkpoint.states, sequence.states, strict=True)
+                for source, target in pairs:
+                    self.state.copy_slot(source, target)
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            assert sequence.slot is not None
+            # pages are only added while a sequence holds its slot
+            if self._num_bound.get(sequence.slot) != len(sequence.pages):
+                self.state.bind(sequence.slot, sequence.pages)
+                self._num_bound[sequence.slot] = len(sequence.pages)
+
+    def _unbind(self, slot: int) -> None:
+        if self._num_bound.pop(slot, None) is not None:
+            self.state.release(slot)
 
     def abandon(self) -> None:
         """Clean up after a step that raised."""
+        self._open = None
         self.state.discard()
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that is about to end; it still knows its slot, if it has one."""
         if sequence.slot is not None:
-            self.state.release(sequence.slot)
+            self._unbind(sequence.slot)
         self.sampler.forget(sequence)
 
-    def check(self, running: Iterable[Sequence]) -> None:
-        """Assert that bound pages and remembered penalties belong to running sequences."""
+    def check(self, unfinished: Iterable[Sequence]) -> None:
+        """Assert that bound pages and remembered penalties belong to sequences that go on."""
         self.state.check()
-        running = list(running)
-        assert self.sampler.tracked() <= {s.request_id for s in running}, "penalties outlive"
+        assert self._open is None, "a window was not committed"
+        unfinished = list(unfinished)
+        assert self.sampler.tracked() <= {s.request_id for s in unfinished}, "penalties outlive"
         bound = {slot for slot in range(1, self.state.num_slots + 1) if self.state.pages_of(slot)}
-        assert bound == {s.slot for s in running if s.slot is not None}, "bound slots differ"
-        for sequence in running:
-            if sequence.slot is not None:
-                assert self.state.pages_of(sequence.slot) == sequence.pages
+        assert bound == set(self._num_bound)
+        owners = {s.slot: s for s in unfinished if s.slot is not None}
+        assert bound <= owners.keys(), "a slot is bound without a sequence"
+        for slot in bound:
+            pages = self.state.pages_of(slot)
+            assert pages == owners[slot].pages[: len(pages)], "bound pages differ"

@@ -1,136 +1,90 @@
 """Which sequences run in the next step, and with how many tokens: bookkeeping, no tensors.
 
-Every step mixes one token of each decoding sequence with as much prompt as the token budget
-leaves (chunked prefill). Admission is first come, first served: a sequence takes a state slot and
-the pages of its whole possible length at once, so an admitted sequence always finishes and two
-half-admitted prompts cannot block each other (hybrid-cache.md section 11). Nothing is scheduled
-with zero tokens, and each step with a runnable sequence advances at least one token.
+Every step mixes one token of each decoding sequence with as much prompt as the token budget leaves
+(chunked prefill). Chunks end where a state will be looked up later, so that a prefix shared by two
+requests is computed once (hybrid-cache.md sections 8, 10 and 11).
 
-Left out: preemption (full reservation never needs it), prefix reuse,
-verification windows, budget classes.
+Order: priority classes one after the other, inside a class first come, first served. A sequence is
+admitted with the pages of all its known tokens and grows page by page; where none is left, the
+least important sequence that runs gives its memory back, keeps its last checkpoint and waits at the
+front. The most important one is never asked, and the pool holds at least one request of full
+length, so something always advances and everything finishes. After a preemption fewer sequences are
+admitted for a while.
+
+Prompts that need several steps ("long" ones) leave three quarters of the budget to short ones, and
+a request whose next unit of prefix is being computed in this step waits for it instead of computing
+it twice.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-
 from moonlet.core.errors import ConfigError
-from moonlet.engine.cache.pages import PagePool
-from moonlet.engine.cache.slots import SlotPool
+from moonlet.engine.budget import StepBudget
+from moonlet.engine.cache.lookup import NOTHING_FOUND
+from moonlet.engine.cache.manager import CacheManager, Restore, Save
+from moonlet.engine.limits import SchedulerLimits
+from moonlet.engine.queues import WaitingQueues
 from moonlet.engine.request import FinishReason, RequestState, Sequence
+from moonlet.engine.step import ScheduledChunk, Step
 
-__all__ = ["ScheduledChunk", "Scheduler", "SchedulerLimits", "Step"]
+__all__ = ["Scheduler"]
 
 _MOVES = {
     RequestState.WAITING: {RequestState.PREFILL, RequestState.FINISHED, RequestState.ABORTED},
-    RequestState.PREFILL: {RequestState.DECODE, RequestState.FINISHED, RequestState.ABORTED},
-    RequestState.DECODE: {RequestState.FINISHED, RequestState.ABORTED},
+    RequestState.PREFILL: {
+        RequestState.DECODE,
+        RequestState.WAITING,
+        RequestState.FINISHED,
+        RequestState.ABORTED,
+    },
+    RequestState.DECODE: {RequestState.WAITING, RequestState.FINISHED, RequestState.ABORTED},
     RequestState.FINISHED: set(),
     RequestState.ABORTED: set(),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    """Bounds of one engine.
-
-    Attributes:
-        max_num_seqs: Sequences that hold a slot at the same time.
-        max_num_batched_tokens: Tokens per step; at least ``max_num_seqs``, so that decoding
-            never starves a prompt nor the reverse.
-        max_model_len: Prompt and output of one request together.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-
-    def __post_init__(self) -> None:
-        """Check ranges."""
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"engine.{name} is {getattr(self, name)}; it must be positive")
-        if self.max_model_len < 2:
-            raise ConfigError("engine.max_model_len is 1; a prompt and one token need 2")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"engine.max_num_batched_tokens is {self.max_num_batched_tokens}, less than "
-                f"engine.max_num_seqs {self.max_num_seqs}; every running sequence needs one token"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
-    """The tokens of one sequence in one step: positions start to start + num_tokens."""
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether this is the step of a decoding sequence."""
-        return self.sequence.state is RequestState.DECODE
-
-    @property
-    def needs_logits(self) -> bool:
-        """Whether the chunk reaches the newest token, so that the next one can be sampled."""
-        return self.start + self.num_tokens == self.sequence.num_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One forward pass: decoding sequences first, then prompt chunks.
-
-    Attributes:
-        admitted: Sequences that took their slot and pages for this step.
-    """
-
-    chunks: tuple[ScheduledChunk, ...]
-    admitted: tuple[Sequence, ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all chunks together."""
-        return sum(chunk.num_tokens for chunk in self.chunks)
+# steps without preemption after which one more sequence may run again
+_RECOVERY_STEPS = 16
 
 
 class Scheduler:
-    """Owns the queue, the running sequences and the pools.
+    """Owns the queues and the running sequences.
 
     Args:
         limits: Bounds of the engine.
-        slots: State slots; as many as ``max_num_seqs``.
-        pages: MLA pages; enough for one request of ``max_model_len``.
+        manager: Memory of the sequences; it must hold one request of ``max_model_len``.
     """
 
-    def __init__(self, limits: SchedulerLimits, slots: SlotPool, pages: PagePool) -> None:
-        if pages.pages_for(limits.max_model_len) > pages.num_pages:
+    def __init__(self, limits: SchedulerLimits, manager: CacheManager) -> None:
+        pages, states = manager.cache.pages, manager.cache.states
+        groups = manager.cache.num_groups
+        needed = manager.pages_for(limits.max_model_len)
+        if needed + (groups if pages is states else 0) > pages.num_blocks:
             raise ConfigError(
-                f"{pages.num_pages} pages of {pages.page_size} rows cannot hold one request of "
+                f"{pages.num_blocks} pages of {manager.page_size} rows cannot hold one request of "
                 f"engine.max_model_len {limits.max_model_len}; raise num_pages or lower the length"
             )
-        if slots.num_slots < limits.max_num_seqs:
+        if pages is not states and states.num_blocks < limits.max_num_seqs * groups:
             raise ConfigError(
-                f"{slots.num_slots} state slots for engine.max_num_seqs {limits.max_num_seqs}; "
+                f"{states.num_blocks} state slots for engine.max_num_seqs {limits.max_num_seqs}; "
                 "each running sequence needs one"
             )
         self.limits = limits
-        self.slots = slots
-        self.pages = pages
-        self._waiting: deque[Sequence] = deque()
+        self.manager = manager
+        self.num_preemptions = 0
+        self._waiting = WaitingQueues(len(limits.classes))
         self._running: dict[str, Sequence] = {}
         self._known: dict[str, Sequence] = {}
+        self._num_arrived = 0
+        self._num_allowed = limits.max_num_seqs
+        self._calm_steps = 0
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that hold no resource yet."""
+        """Sequences that hold no resource."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold a slot."""
+        """Sequences that hold states."""
         return len(self._running)
 
     @property
@@ -146,37 +100,54 @@ class Scheduler:
         """All sequences that have not ended, in order of arrival."""
         return list(self._known.values())
 
+    def expired(self, now: float) -> list[Sequence]:
+        """Sequences whose deadline is not after ``now``."""
+        return [s for s in self._known.values() if s.deadline is not None and s.deadline <= now]
+
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence; its id must be unknown and its length within the limits."""
         assert sequence.state is RequestState.WAITING
         assert sequence.request_id not in self._known, f"id {sequence.request_id} is in use"
         assert len(sequence.prompt_ids) < sequence.max_total_tokens <= self.limits.max_model_len
+        sequence.arrival = self._num_arrived
+        self._num_arrived += 1
+        self.manager.open(sequence)
         self._known[sequence.request_id] = sequence
-        self._waiting.append(sequence)
+        self._waiting.add(sequence)
+
+    # ---- one step --------------------------------------------------------------------------
 
     def schedule(self) -> Step | None:
         """Choose the next step and admit what fits; None where nothing can run."""
-        decoding = [s for s in self._running.values() if s.state is RequestState.DECODE]
-        chunks = [ScheduledChunk(s, s.num_computed, 1) for s in decoding]
-        budget = self.limits.max_num_batched_tokens - len(chunks)
-        for sequence in self._running.values():
-            if budget and sequence.state is RequestState.PREFILL:
-                chunks.append(self._prompt_chunk(sequence, budget))
-                budget -= chunks[-1].num_tokens
-        admitted = []
-        while budget and self._waiting and self._fits(self._waiting[0]):
-            sequence = self._admit()
-            admitted.append(sequence)
-            chunks.append(self._prompt_chunk(sequence, budget))
-            budget -= chunks[-1].num_tokens
-        return Step(tuple(chunks), tuple(admitted)) if chunks else None
+        order = self._order()
+        preempted: list[tuple[Sequence, int]] = []
+        chunks = self._decode_chunks(order, preempted)
+        self._recover(bool(preempted))
+        budget = StepBudget(
+            self.limits.max_num_batched_tokens - len(chunks), self.manager.unit_size
+        )
+        prefilling = [s for s in order if s.state is RequestState.PREFILL]
+        budget.reserve(prefilling + self._waiting.heads())
+        producing: dict[bytes, Sequence] = {}
+        # the share of long prompts first, so that others see what they compute; the rest last
+        for sequence in sorted(prefilling, key=budget.is_long, reverse=True):
+            self._add_chunk(sequence, budget.offer(sequence), budget, chunks, producing)
+        restores = self._admit(budget, chunks, producing)
+        for sequence in self._order():
+            if sequence.state is RequestState.PREFILL:
+                self._add_chunk(sequence, budget.left, budget, chunks, producing)
+        if not chunks:
+            assert not restores
+            return None
+        return Step(tuple(chunks), tuple(restores), tuple(preempted))
 
     def advance(self, step: Step) -> None:
-        """Record that the step's tokens are in the state."""
+        """Record that the step's tokens are in the state, its drafts not yet."""
         for chunk in step.chunks:
             sequence = chunk.sequence
-            sequence.num_computed += chunk.num_tokens
-            if sequence.num_computed == len(sequence.prompt_ids):
+            sequence.num_computed += chunk.num_tokens - len(chunk.drafts)
+            is_known = sequence.num_computed == sequence.num_tokens
+            if is_known and sequence.state is RequestState.PREFILL:
                 self._move(sequence, RequestState.DECODE)
 
     def append(self, sequence: Sequence, id: int) -> None:
@@ -184,6 +155,20 @@ class Scheduler:
         assert sequence.state is RequestState.DECODE
         assert sequence.num_computed == sequence.num_tokens < sequence.max_total_tokens
         sequence.output_ids.append(id)
+
+    def confirm(self, sequence: Sequence) -> None:
+        """Record that the newest token was a draft whose row is computed."""
+        sequence.num_computed += 1
+        assert sequence.num_computed == sequence.num_tokens
+
+    def saves(self, step: Step) -> list[Save]:
+        """Return what may be found after the step, before any of its sequences ends.
+
+        The states must be those of `Sequence.num_computed`; copy them, then
+        `CacheManager.confirm` each.
+        """
+        saves = (self.manager.advanced(chunk.sequence, chunk.start) for chunk in step.chunks)
+        return [save for save in saves if save is not None]
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence in any unfinished state and free what it holds."""
@@ -196,54 +181,202 @@ class Scheduler:
             self._waiting.remove(sequence)
             return
         del self._running[sequence.request_id]
-        assert sequence.slot is not None
-        self.slots.release(sequence.slot)
-        self.pages.release(sequence.pages)
-        sequence.slot = None
-        sequence.pages = []
+        self.manager.close(sequence, is_finished=reason in ("stop", "length"))
+
+    def _order(self) -> list[Sequence]:
+        """Running sequences, the most important one first."""
+        return sorted(self._running.values(), key=_importance)
+
+    def _decode_chunks(
+        self, order: list[Sequence], preempted: list[tuple[Sequence, int]]
+    ) -> list[ScheduledChunk]:
+        chunks = []
+        for sequence in order:
+            if sequence.state is not RequestState.DECODE:
+                continue
+            while not self.manager.grow(sequence, sequence.num_tokens):
+                victim = max(self._running.values(), key=_importance)
+                assert victim.slot is not None
+                preempted.append((victim, victim.slot))
+                self._preempt(victim)
+                if victim is sequence:
+                    break
+            if sequence.state is RequestState.DECODE:
+                chunks.append(ScheduledChunk(sequence, sequence.num_computed, 1))
+        return chunks
+
+    def _preempt(self, sequence: Sequence) -> None:
+        del self._running[sequence.request_id]
+        self.manager.close(sequence, is_finished=False)
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self._move(sequence, RequestState.WAITING)
+        self._waiting.add(sequence)
+
+    def _recover(self, is_pressed: bool) -> None:
+        """Admit fewer sequences after a preemption, one more again after some calm steps."""
+        if is_pressed:
+            self._num_allowed = max(1, len(self._running))
+            self._calm_steps = 0
+            return
+        self._calm_steps += 1
+        if self._calm_steps >= _RECOVERY_STEPS and self._num_allowed < self.limits.max_num_seqs:
+            self._num_allowed += 1
+            self._calm_steps = 0
+
+    def _add_chunk(
+        self,
+        sequence: Sequence,
+        tokens: int,
+        budget: StepBudget,
+        chunks: list[ScheduledChunk],
+        producing: dict[bytes, Sequence],
+    ) -> None:
+        """Plan ``tokens`` of a prompt, or that many more where a chunk is planned already."""
+        if tokens <= 0:
+            return
+        owners = [chunk.sequence for chunk in chunks]
+        index = owners.index(sequence) if sequence in owners else None
+        planned = chunks[index].num_tokens if index is not None else 0
+        start = sequence.num_computed
+        end = self.manager.plan_end(sequence, planned + tokens)
+        unit = self.manager.unit_size
+        is_aligned = end == sequence.num_tokens or end % unit == 0 or not self.manager.is_sharing
+        # a chunk that ends between endpoints keeps nothing: better none, if another prompt runs
+        if not is_aligned and any(s.state is RequestState.PREFILL for s in owners):
+            return
+        if end - start <= planned:
+            return
+        chunk = ScheduledChunk(sequence, start, end - start)
+        if index is None:
+            chunks.append(chunk)
+        else:
+            chunks[index] = chunk
+        budget.take(sequence, end - start - planned)
+        for key in sequence.chain.keys[start // unit : end // unit]:
+            producing.setdefault(key, sequence)
+
+    def _admit(
+        self, budget: StepBudget, chunks: list[ScheduledChunk], producing: dict[bytes, Sequence]
+    ) -> list[Restore]:
+        restores: list[Restore] = []
+        for rank in range(len(self.limits.classes)):
+            for sequence in self._waiting.of(rank):
+                if len(self._running) >= self._num_allowed or not self._has_share(sequence):
+                    break
+                if not budget.is_long(sequence) and budget.offer(sequence) <= 0:
+                    break
+                found = self.manager.lookup(sequence)
+                producer = self._producer(sequence, found.common, producing)
+                if producer is not None:
+                    self._stop_where_they_part(sequence, producer, chunks, budget)
+                    continue
+                spare = sum(map(self._may_grow, self._running.values()))
+                restore = self.manager.admit(sequence, found, spare)
+                if restore is None and not self._running:
+                    # what it would resume from is itself in the way: better computed than stuck
+                    restore = self.manager.admit(sequence, NOTHING_FOUND, 0)
+                if restore is None:
+                    break
+                restores.append(restore)
+                self._waiting.remove(sequence)
+                self._running[sequence.request_id] = sequence
+                self._move(sequence, RequestState.PREFILL)
+                self._add_chunk(sequence, budget.offer(sequence), budget, chunks, producing)
+        return restores
+
+    def _may_grow(self, sequence: Sequence) -> bool:
+        return self.manager.pages_for(sequence.max_total_tokens) > len(sequence.pages)
+
+    def _has_share(self, sequence: Sequence) -> bool:
+        """Whether the budgets of the sequence's class have room for it."""
+        known = self.limits.classes[sequence.rank]
+        peers = [s for s in self._running.values() if s.rank == sequence.rank]
+        if known.max_seqs is not None and len(peers) >= known.max_seqs:
+            return False
+        tokens = sum(s.num_tokens for s in peers) + sequence.num_tokens
+        if known.max_tokens is not None and peers and tokens > known.max_tokens:
+            return False
+        pages = sum(len(s.pages) for s in peers) + self.manager.pages_for(sequence.num_tokens + 1)
+        return known.max_pages is None or not peers or pages <= known.max_pages
+
+    def _producer(
+        self, sequence: Sequence, common: int, producing: dict[bytes, Sequence]
+    ) -> Sequence | None:
+        """Return who computes the next unit of the sequence's prefix in this step, if any."""
+        next_unit, keys = common // self.manager.unit_size, sequence.chain.keys
+        if next_unit >= min(len(keys), (sequence.num_tokens - 1) // self.manager.unit_size):
+            return None
+        return producing.get(keys[next_unit])
+
+    def _stop_where_they_part(
+        self,
+        sequence: Sequence,
+        producer: Sequence,
+        chunks: list[ScheduledChunk],
+        budget: StepBudget,
+    ) -> None:
+        """Ask the producer to keep its states where a waiting sequence branches off."""
+        unit = self.manager.unit_size
+        keys, theirs = sequence.chain.keys, producer.chain.keys
+        low, high = 0, min(len(keys), len(theirs), (sequence.num_tokens - 1) // unit)
+        # chained hashes agree up to one place and nowhere after it
+        while low < high:
+            middle = (low + high + 1) // 2
+            if keys[middle - 1] == theirs[middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        place = low * unit
+        producer.marks.setdefault(place, "junction")
+        for index, chunk in enumerate(chunks):
+            if chunk.sequence is producer and chunk.start < place < chunk.stop:
+                chunks[index] = ScheduledChunk(producer, chunk.start, place - chunk.start)
+                budget.take(producer, place - chunk.stop)
+
+    # ---- consistency -----------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert that no slot, page or sequence is lost, shared or out of step."""
-        self.slots.check()
-        self.pages.check()
+        """Assert that no block or sequence is lost, shared wrongly or out of step."""
+        cache = self.manager.cache
+        cache.check()
         running = list(self._running.values())
-        assert {s.slot for s in running} == self.slots.used(), "slots and owners differ"
-        assert len({s.slot for s in running}) == len(running), "a slot has two owners"
-        owned = [page for s in running for page in s.pages]
-        assert len(set(owned)) == len(owned), "a page has two owners"
-        assert set(owned) == self.pages.used(), "pages and owners differ"
+        owned = [block for s in running for block in s.states]
+        assert len(set(owned)) == len(owned), "a state has two owners"
+        used = set(owned) | {page for s in running for page in s.pages}
+        assert used == cache.states.held() | cache.pages.held(), "blocks and owners differ"
+        refs: dict[int, int] = {}
+        for page in (page for s in running for page in s.pages):
+            refs[page] = refs.get(page, 0) + 1
+        assert all(cache.pages.refs(page) == count for page, count in refs.items())
         assert len(running) <= self.limits.max_num_seqs
         assert len(running) + len(self._waiting) == len(self._known), "a sequence is lost"
         for sequence in self._waiting:
             assert sequence.state is RequestState.WAITING
-            assert sequence.slot is None
+            assert not sequence.states
             assert not sequence.pages
+            assert sequence.num_computed == 0
         for sequence in running:
-            in_prompt = sequence.num_computed < len(sequence.prompt_ids)
-            wanted = RequestState.PREFILL if in_prompt else RequestState.DECODE
-            assert sequence.state is wanted, f"{sequence.state} at {sequence.num_computed}"
-            assert sequence.num_computed <= sequence.num_tokens <= sequence.max_total_tokens
-            assert len(sequence.pages) == self.pages.pages_for(sequence.max_total_tokens)
-
-    def _prompt_chunk(self, sequence: Sequence, budget: int) -> ScheduledChunk:
-        left = len(sequence.prompt_ids) - sequence.num_computed
-        return ScheduledChunk(sequence, sequence.num_computed, min(left, budget))
-
-    def _fits(self, sequence: Sequence) -> bool:
-        needed = self.pages.pages_for(sequence.max_total_tokens)
-        has_room = self.num_running < self.limits.max_num_seqs and self.slots.num_free > 0
-        return has_room and self.pages.num_free >= needed
-
-    def _admit(self) -> Sequence:
-        sequence = self._waiting[0]
-        sequence.pages = self.pages.allocate(self.pages.pages_for(sequence.max_total_tokens))
-        sequence.slot = self.slots.allocate()
-        self._waiting.popleft()
-        self._running[sequence.request_id] = sequence
-        self._move(sequence, RequestState.PREFILL)
-        return sequence
+            _check_running(sequence, self.manager.pages_for(sequence.num_computed))
 
     @staticmethod
     def _move(sequence: Sequence, state: RequestState) -> None:
         assert state in _MOVES[sequence.state], f"{sequence.state} -> {state} is not a move"
         sequence.state = state
+
+
+def _importance(sequence: Sequence) -> tuple[int, int]:
+    return (sequence.rank, sequence.arrival)
+
+
+def _check_running(sequence: Sequence, num_pages: int) -> None:
+    is_known = sequence.num_computed < sequence.num_tokens
+    assert sequence.num_computed <= sequence.num_tokens <= sequence.max_total_tokens
+    if sequence.state is RequestState.DECODE:
+        assert sequence.num_tokens - sequence.num_computed <= 1
+    else:
+        assert sequence.state is RequestState.PREFILL
+        assert is_known, "a prompt is computed, but the sequence does not decode"
+    assert len(sequence.pages) >= num_pages, "rows without a page"
+    assert sequence.states, "a running sequence without states"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["EngineStats"]
+from moonlet.engine.request import FinishReason
+from moonlet.engine.scheduler import Scheduler
+
+__all__ = ["EngineStats", "read_stats"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,17 +19,31 @@ class EngineStats:
     Attributes:
         num_steps: Steps taken, failed ones included.
         num_forward_calls: Forward passes of the model.
-        num_running: Gauge: requests that hold a slot.
-        num_waiting: Gauge: requests queued for one.
-        num_slots: Size of the slot pool.
-        num_free_slots: Gauge.
-        num_pages: Size of the page pool.
-        num_free_pages: Gauge.
+        num_running: Gauge: requests that hold states.
+        num_waiting: Gauge: requests queued.
+        num_slots: Places of recurrent states.
+        num_free_slots: Gauge: places that no request holds; checkpoints may fill them.
+        num_pages: Pages of MLA rows.
+        num_free_pages: Gauge: pages that no request holds; findable rows may fill them.
+        num_idle_slots: Gauge: of the free places, those with a checkpoint.
+        num_idle_pages: Gauge: of the free pages, those with findable rows.
+        num_checkpoints: Gauge: positions that a request can resume from.
+        num_prefix_queries: Admissions that looked for a prefix.
+        num_prefix_query_tokens: Tokens of those requests.
+        num_prefix_hits: Admissions that resumed somewhere.
+        num_prefix_hit_tokens: Tokens they did not compute.
+        num_evicted_pages: Pages given up with findable rows in them.
+        num_evicted_checkpoints: Checkpoints given up for room.
+        num_preemptions: How often a running request gave its memory back.
         num_prompt_tokens: Prompt tokens computed.
         num_generated_tokens: Tokens sampled.
         num_finished: Requests that ended by a stop id or a limit.
         num_aborted: Requests that were aborted.
         num_failed: Requests that ended in an error.
+        num_drafts: Verified windows of drafts; 0 without speculation.
+        num_draft_tokens: Drafts in them.
+        num_accepted_tokens: Drafts that became tokens.
+        accepted_per_pos: Of those, the first, second, ... draft of their window.
     """
 
     num_steps: int
@@ -35,8 +54,71 @@ class EngineStats:
     num_free_slots: int
     num_pages: int
     num_free_pages: int
+    num_idle_slots: int
+    num_idle_pages: int
+    num_checkpoints: int
+    num_prefix_queries: int
+    num_prefix_query_tokens: int
+    num_prefix_hits: int
+    num_prefix_hit_tokens: int
+    num_evicted_pages: int
+    num_evicted_checkpoints: int
+    num_preemptions: int
     num_prompt_tokens: int
     num_generated_tokens: int
     num_finished: int
     num_aborted: int
     num_failed: int
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_pos: tuple[int, ...] = ()
+
+
+def read_stats(
+    scheduler: Scheduler,
+    counts: Mapping[str, int],
+    ends: Mapping[FinishReason, int],
+    *,
+    num_submitted: int,
+    num_forward_calls: int,
+    drafts: Mapping[str, Any],
+) -> EngineStats:
+    """Take a snapshot.
+
+    Args:
+        scheduler: Of the engine.
+        counts: ``steps``, ``prompt`` and ``generated`` tokens.
+        ends: Finished requests by reason.
+        num_submitted: Requests that the scheduler has not seen yet.
+        num_forward_calls: Of the runner.
+        drafts: Counters of the speculation, none without it.
+    """
+    cache = scheduler.manager.cache
+    pages, states, prefix = cache.pages, cache.states, cache.counts
+    return EngineStats(
+        num_steps=counts["steps"],
+        num_forward_calls=num_forward_calls,
+        num_running=scheduler.num_running,
+        num_waiting=scheduler.num_waiting + num_submitted,
+        num_slots=states.num_blocks,
+        num_free_slots=states.num_free + states.num_idle,
+        num_pages=pages.num_blocks,
+        num_free_pages=pages.num_free + pages.num_idle,
+        num_idle_slots=states.num_idle,
+        num_idle_pages=pages.num_idle,
+        num_checkpoints=cache.num_checkpoints,
+        num_prefix_queries=prefix.queries,
+        num_prefix_query_tokens=prefix.query_tokens,
+        num_prefix_hits=prefix.hits,
+        num_prefix_hit_tokens=prefix.hit_tokens,
+        num_evicted_pages=prefix.evicted_pages,
+        num_evicted_checkpoints=prefix.evicted_checkpoints,
+        num_preemptions=scheduler.num_preemptions,
+        num_prompt_tokens=counts["prompt"],
+        num_generated_tokens=counts["generated"],
+        num_finished=ends["stop"] + ends["length"],
+        num_aborted=ends["abort"],
+        num_failed=ends["error"],
+        **drafts,
+    )

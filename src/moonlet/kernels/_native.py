@@ -24,7 +24,7 @@ __all__ = ["availability", "isa_level", "isa_levels", "mxfp4_dequantize", "share
 
 logger = logging.getLogger(__name__)
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 GROUP_SIZE = 32
 
 _I32 = ctypes.c_int32
@@ -50,7 +50,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "moonlet_short_conv_backward": (*[_POINTER] * 8, *[_I64] * 3, _I32),
     "moonlet_kda_forward": (*[_POINTER] * 7, _F32, *[_POINTER] * 5, *[_I64] * 4, _I32),
     "moonlet_kda_backward": (*[_POINTER] * 7, _F32, *[_POINTER] * 12, *[_I64] * 4, _I32),
-    "moonlet_linear": (*[_POINTER] * 4, *[_I64] * 5, *[_I32] * 3),
+    "moonlet_linear": (*[_POINTER] * 5, *[_I64] * 5, *[_I32] * 3),
     "moonlet_round_groups": (*[_POINTER] * 2, _I64, *[_I32] * 3),
     "moonlet_moe_mxfp4": (*[_POINTER] * 14, *[_I64] * 5, _I32, *[_F32] * 2, *[_I32] * 3),
     "moonlet_probe_read": (*[_POINTER] * 2, *[_I64] * 2, *[_I32] * 2),
@@ -74,10 +74,12 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "moonlet_mla_absorbed": (*[_POINTER] * 6, _I32, *[_POINTER] * 3, *[_I64] * 11, *[_I32] * 2),
     "moonlet_mla_expanded_scratch": (*[_POINTER] * 3, *[_I64] * 6, *[_I32] * 2),
     "moonlet_mla_expanded": (*[_POINTER] * 6, _I32, *[_POINTER] * 3, *[_I64] * 10, *[_I32] * 2),
-    "moonlet_linear_many": (*[_POINTER] * 2, *[_I64] * 4, *[_I32] * 2),
+    "moonlet_linear_many": (*[_POINTER] * 3, *[_I64] * 4, *[_I32] * 2),
     "moonlet_short_conv_step_f32": (
         *(_POINTER, _POINTER, _I64, *[_POINTER] * 3, *[_I64] * 4, *[_I32] * 2),
     ),
+    "moonlet_kda_window_f32": (*[_POINTER] * 6, _F32, *[_POINTER] * 5, *[_I64] * 6, *[_I32] * 2),
+    "moonlet_kda_replay_f32": (*[_POINTER] * 6, _F32, *[_POINTER] * 5, *[_I64] * 6, *[_I32] * 2),
     "moonlet_add_f32": (*[_POINTER] * 3, _I64, *[_I32] * 2),
     "moonlet_sigmoid_gate_f32": (*[_POINTER] * 3, _I64, *[_I32] * 2),
     "moonlet_embed": (*[_POINTER] * 2, _I32, _POINTER, *[_I64] * 3, *[_I32] * 2),

@@ -115,6 +115,14 @@ OPERATORS: Mapping[str, tuple[Backend, ...]] = {
         _cpu("kda.cpu:kda_step", _asks("kda.cpu")),
         *_op(("reference", "kda.reference:kda_step")),
     ),
+    "kda_window": (
+        _cpu("kda_window.cpu:kda_window", _asks("kda_window.cpu")),
+        *_op(("reference", "kda_window.reference:kda_window")),
+    ),
+    "kda_replay": (
+        _cpu("kda_window.cpu:kda_replay", _asks("kda_window.cpu")),
+        *_op(("reference", "kda_window.reference:kda_replay")),
+    ),
     "mla_prefill": (
         _cpu("mla.cpu:mla_prefill"),
         *_op(
@@ -206,6 +214,8 @@ class Kernels:
     short_conv_step: Callable[..., Any]
     kda_chunk: Callable[..., Any]
     kda_step: Callable[..., Any]
+    kda_window: Callable[..., Any]
+    kda_replay: Callable[..., Any]
     mla_prefill: Callable[..., Any]
     mla_decode: Callable[..., Any]
     attn_res_mix: Callable[..., Any]

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from moonlet.core.config import ModelConfig
+from moonlet.kernels.ragged import Ragged
 from moonlet.kernels.registry import Kernels
 from moonlet.model.layers import Linear, parameter
-from moonlet.model.state import BatchMeta, KDASlots, KDAState
+from moonlet.model.state import BatchMeta, KDASlots, KDAState, KDAWindow
 
 __all__ = ["KDA"]
 
@@ -93,6 +94,8 @@ class KDA(nn.Module):
         if meta.is_plain_step:
             # the states are most of what a decode step moves: they are updated where they lie
             o = self._step(raw_TC, gates, state.in_place(meta))
+        elif state.keeps_inputs and any(meta.tentative):
+            o = self._with_windows(raw_TC, gates, meta, state)
         else:
             o = self._chunk(raw_TC, gates, meta, state)
         gate = gate.unflatten(-1, heads)
@@ -100,22 +103,62 @@ class KDA(nn.Module):
         return self.o_proj(y.flatten(-2))
 
     def _step(self, raw_SC: Tensor, gates: Gates, memory: KDASlots) -> Tensor:
-        taps = [conv.weight[:, 0] for conv in (self.q_conv1d, self.k_conv1d, self.v_conv1d)]
         slots_S = memory.slots_S
-        y_SC = self._kernels.short_conv_step(raw_SC, taps, memory.conv_GCW, slots_S)
+        y_SC = self._kernels.short_conv_step(raw_SC, self._taps(), memory.conv_GCW, slots_S)
         q, k, v = self._heads(y_SC)
         return self._kernels.kda_step(q, k, v, *gates, memory.recurrent_GHKV, slots_S)
 
     def _chunk(self, raw_TC: Tensor, gates: Gates, meta: BatchMeta, state: KDAState) -> Tensor:
         carry, emit_at = state.load_conv(meta), meta.tentative_rows_E
-        taps: list[Tensor] = [self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight]
-        conv = self._kernels.short_conv(raw_TC, torch.cat(taps)[:, 0], carry, meta.ragged, emit_at)
+        taps_CJ = torch.cat(self._taps())
+        conv = self._kernels.short_conv(raw_TC, taps_CJ, carry, meta.ragged, emit_at)
         q, k, v = self._heads(conv.y_TC)
         o, recurrent, emitted = self._kernels.kda_chunk(
             q, k, v, *gates, state.load(meta), meta.ragged, emit_at
         )
         state.store(meta, recurrent, conv.carry_SCW, emitted, conv.emitted_ECW)
         return o
+
+    def _with_windows(
+        self, raw_TC: Tensor, gates: Gates, meta: BatchMeta, state: KDAState
+    ) -> Tensor:
+        """Run windows without changing their state, and the other sequences as without windows."""
+        windows, settled = meta.window_parts
+        assert windows is not None
+        memory = state.in_place(meta)
+        rows = KDAWindow(raw_TC, self._taps(), *gates)
+        kept = state.keep(meta, rows, self._kernels.kda_replay)
+        slots_S = memory.slots_S.index_select(0, windows.seqs)
+        arenas = (memory.recurrent_GHKV, memory.conv_GCW)
+        o_EHK = self._kernels.kda_window(*kept, *arenas, slots_S, windows.ragged)
+        if settled is None:
+            return o_EHK
+        z, beta, a_log, dt_bias, bound = gates
+        at, others_S = settled.rows, memory.slots_S.index_select(0, settled.seqs)
+        gates_of = (z.index_select(0, at), beta.index_select(0, at), a_log, dt_bias, bound)
+        raw_of = raw_TC.index_select(0, at)
+        o_of = self._settle(raw_of, gates_of, settled.ragged, memory._replace(slots_S=others_S))
+        o_THK = o_EHK.new_empty((meta.ragged.num_rows, *o_EHK.shape[1:]))
+        o_THK.index_copy_(0, windows.rows, o_EHK).index_copy_(0, at, o_of)
+        return o_THK
+
+    def _settle(self, raw_TC: Tensor, gates: Gates, ragged: Ragged, memory: KDASlots) -> Tensor:
+        """Run the sequences of ``memory.slots_S`` and move their memory on."""
+        if ragged.is_single_rows:
+            return self._step(raw_TC, gates, memory)
+        recurrent_GHKV, conv_GCW, slots_S = memory
+        carry_SCW = conv_GCW.index_select(0, slots_S)
+        conv = self._kernels.short_conv(raw_TC, torch.cat(self._taps()), carry_SCW, ragged)
+        q, k, v = self._heads(conv.y_TC)
+        state_SHKV = recurrent_GHKV.index_select(0, slots_S)
+        result = self._kernels.kda_chunk(q, k, v, *gates, state_SHKV, ragged)
+        recurrent_GHKV.index_copy_(0, slots_S, result.state_SHKV)
+        conv_GCW.index_copy_(0, slots_S, conv.carry_SCW)
+        return result.o_THV
+
+    def _taps(self) -> list[Tensor]:
+        """Taps of q, k and v, ``[H * K, J]`` each."""
+        return [conv.weight[:, 0] for conv in (self.q_conv1d, self.k_conv1d, self.v_conv1d)]
 
     def _heads(self, qkv: Tensor) -> list[Tensor]:
         """Cut q, k, v apart: three ``[T, H, K]``."""

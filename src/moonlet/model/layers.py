@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from moonlet.core.config import ModelConfig
 from moonlet.kernels.linear import reference
 from moonlet.kernels.linear.reference import Stored
+from moonlet.kernels.microscaling import GROUP_SIZE
 from moonlet.kernels.registry import Kernels
 from moonlet.kernels.situ.gated import GatedActivation
 
@@ -47,6 +48,13 @@ class Linear(nn.Module):
     def stored(self) -> Stored:
         """The weight with its scales, for products with several matrices."""
         return Stored(self.weight, self.scale)
+
+    def pack(self) -> None:
+        """Replace the matrix by an empty MXFP4 pair, which a loader fills and nobody trains."""
+        size_out, size_in = self.weight.shape
+        sizes = size_in // 2, size_in // GROUP_SIZE
+        codes, scale = (self.weight.new_empty(size_out, n, dtype=torch.uint8) for n in sizes)
+        self.weight, self.scale = nn.Parameter(codes, requires_grad=False), scale
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., I] -> [..., O]``."""

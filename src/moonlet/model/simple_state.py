@@ -5,7 +5,7 @@ Letters as in `model.state`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,12 +13,21 @@ from torch import Tensor
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import CapacityError, ShapeError
 from moonlet.kernels.mla.pages import LatentPages
-from moonlet.model.state import BatchMeta, KDASlots, KDAState, MLACache
+from moonlet.model.state import BatchMeta, KDASlots, KDAState, KDAWindow, MLACache
 
 __all__ = ["DenseState", "NoState"]
 
 
-class _ZeroKDA:
+class _KeepsStates:
+    """A window leaves the states after each of its rows: the plain strategy."""
+
+    keeps_inputs = False
+
+    def keep(self, meta: BatchMeta, rows: KDAWindow, replay: Callable[..., None]) -> KDAWindow:
+        raise ShapeError("this state takes the states after every row of a window, not its inputs")
+
+
+class _ZeroKDA(_KeepsStates):
     """KDA state of sequences that all start now and end with the batch."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
@@ -97,7 +106,7 @@ class NoState:
         return
 
 
-class _DenseKDA:
+class _DenseKDA(_KeepsStates):
     def __init__(self, recurrent: Tensor, conv: Tensor) -> None:
         self.recurrent = recurrent
         self.conv = conv

@@ -12,7 +12,7 @@ rows, Q rows whose logits are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -24,7 +24,7 @@ from moonlet.core.errors import ShapeError
 from moonlet.kernels.mla.pages import LatentPages
 from moonlet.kernels.ragged import Ragged
 
-__all__ = ["BatchMeta", "KDASlots", "KDAState", "MLACache", "ModelState"]
+__all__ = ["BatchMeta", "BatchPart", "KDASlots", "KDAState", "KDAWindow", "MLACache", "ModelState"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,18 +144,23 @@ class BatchMeta:
     @cached_property
     def parts(self) -> tuple[BatchPart | None, BatchPart | None]:
         """The decode part and the other part of the batch; an absent part is None."""
-        return self._part(True), self._part(False)
+        return self._part(self.is_decode, True), self._part(self.is_decode, False)
 
-    def _part(self, decode: bool) -> BatchPart | None:
-        chosen = [s for s, flag in enumerate(self.is_decode) if flag is decode]
+    @cached_property
+    def window_parts(self) -> tuple[BatchPart | None, BatchPart | None]:
+        """The tentative part and the other part of the batch; an absent part is None."""
+        return self._part(self.tentative, True), self._part(self.tentative, False)
+
+    def _part(self, flags: tuple[bool, ...], wanted_flag: bool) -> BatchPart | None:
+        chosen = [s for s, flag in enumerate(flags) if flag is wanted_flag]
         if not chosen:
             return None
         device = self.slots_S.device
         seqs = torch.tensor(chosen, dtype=torch.int64, device=device)
-        if len(chosen) == len(self.is_decode):
+        if len(chosen) == len(flags):
             rows = torch.arange(self.ragged.num_rows, device=device)
             return BatchPart(seqs, rows, self.ragged, is_whole=True)
-        wanted = torch.zeros(len(self.is_decode), dtype=torch.bool, device=device)
+        wanted = torch.zeros(len(flags), dtype=torch.bool, device=device)
         wanted[seqs] = True
         rows = wanted[self.ragged.seq_of_T].nonzero()[:, 0]
         ragged = Ragged.build([self.seq_lens[s] for s in chosen], device)
@@ -193,6 +198,32 @@ class KDASlots(NamedTuple):
     slots_S: Tensor
 
 
+class KDAWindow(NamedTuple):
+    """What one layer's windows are run from, now and again when it is known what to keep.
+
+    Only projections of the rows, 4 H K + H numbers each. q, k and v are those before their
+    convolution: its tail after any row is then among them, and to have its results too would take
+    3 H K numbers more and spare the second run a twentieth of its arithmetic.
+
+    Attributes:
+        raw_EC: Raw q, k and v of the tentative rows, side by side.
+        weights_CJ: Taps of q, k and v.
+        z_EHK: Decay logits.
+        beta_EH: Write logits.
+        A_log_H: Log scale of the gate.
+        dt_bias_HK: Bias of the gate.
+        lower_bound: Bound of the gate; None for the softplus gate.
+    """
+
+    raw_EC: Tensor
+    weights_CJ: Sequence[Tensor]
+    z_EHK: Tensor
+    beta_EH: Tensor
+    A_log_H: Tensor
+    dt_bias_HK: Tensor
+    lower_bound: float | None
+
+
 class KDAState(Protocol):
     """One KDA layer's state for the sequences of the running batch.
 
@@ -200,6 +231,15 @@ class KDAState(Protocol):
     to `store`, or updates both where they lie (`in_place`). What is read is zero for sequences that
     start at position 0, whatever the slot held before.
     """
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """What tentative windows leave until `ModelState.commit`.
+
+        True: the projected inputs of their rows, handed to `keep`. False: the states after each of
+        their rows, handed to `store`.
+        """
+        ...
 
     def load_conv(self, meta: BatchMeta) -> Tensor:
         """Return a copy of the carries ``conv_SCW`` (raw inputs, oldest first)."""
@@ -210,10 +250,26 @@ class KDAState(Protocol):
         ...
 
     def in_place(self, meta: BatchMeta) -> KDASlots:
-        """Return the memory itself, for a batch without tentative sequences.
+        """Return the memory itself.
 
-        Clears the slots of sequences that start now. The caller may change the batch's slots and
-        no others, until the next batch.
+        Clears the slots of sequences that start now. The caller may change the slots of the batch's
+        sequences that are not tentative and no others, until the next batch.
+        """
+        ...
+
+    def keep(self, meta: BatchMeta, rows: KDAWindow, replay: Callable[..., None]) -> KDAWindow:
+        """Copy the projections of the tentative rows; they wait for `ModelState.commit`.
+
+        Args:
+            meta: The running batch.
+            rows: Projections of all rows of the batch, in memory that the next layer may reuse.
+            replay: The operator ``kda_replay`` that belongs to them.
+
+        Returns:
+            The copies, without rows of other sequences; valid until the window is settled.
+
+        Raises:
+            ShapeError: `keeps_inputs` is false.
         """
         ...
 

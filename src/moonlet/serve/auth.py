@@ -10,7 +10,7 @@ from moonlet.core.errors import RequestError
 from moonlet.serve.service import service_of
 from moonlet.serve.settings import hash_key
 
-__all__ = ["AuthError", "check_key", "require_key"]
+__all__ = ["AuthError", "cache_salt", "check_key", "require_key"]
 
 
 class AuthError(RequestError):
@@ -19,6 +19,25 @@ class AuthError(RequestError):
     def __init__(self, message: str, *, type: str, code: str) -> None:
         super().__init__(message, status=401, type=type, code=code)
         self.headers = {"WWW-Authenticate": "Bearer"}
+
+
+def cache_salt(request: Request, wanted: str | None) -> str:
+    """Return what a request's prefixes are hashed with: its key, and the salt that it names.
+
+    Requests of different keys never share a prefix, whatever salt they name; without keys all
+    requests are one tenant.
+    """
+    config = service_of(request).config
+    tenant = ""
+    if config.api_key_hashes:
+        tenant = hash_key(_key(request.headers.get("authorization"))).hex()
+    return f"{tenant}:{wanted or ''}"
+
+
+def _key(authorization: str | None) -> str:
+    """Return the key of an ``Authorization`` header, empty where there is none."""
+    scheme, _, key = (authorization or "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def check_key(authorization: str | None, key_hashes: tuple[bytes, ...]) -> None:
@@ -33,14 +52,14 @@ def check_key(authorization: str | None, key_hashes: tuple[bytes, ...]) -> None:
     """
     if not key_hashes:
         return
-    scheme, _, key = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
+    key = _key(authorization)
+    if not key:
         raise AuthError(
             "no API key; send the header Authorization: Bearer KEY",
             type="invalid_authentication_error",
             code="missing_api_key",
         )
-    digest = hash_key(key.strip())
+    digest = hash_key(key)
     # every digest is compared, so the time taken does not tell which one came close
     matches = [hmac.compare_digest(digest, known) for known in key_hashes]
     if not any(matches):

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
 from starlette.types import Receive
 
-__all__ = ["aborting_on_disconnect"]
+from moonlet.engine.handle import RequestHandle
+
+__all__ = ["aborting_on_disconnect", "briefly_until_admitted"]
+
+# a request that is queued for longer gets its headers without the count of cached tokens
+_ADMISSION_S = 0.05
+
+
+async def briefly_until_admitted(handles: Iterable[RequestHandle]) -> None:
+    """Give requests a moment to be admitted, so that headers can say what was cached."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_ADMISSION_S):
+            for handle in handles:
+                await handle.admitted()
 
 
 @asynccontextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,9 @@ from moonlet.core.budget import budget_of
 from moonlet.core.errors import CheckpointError, ConfigError
 from moonlet.core.hf_config import CheckpointConfig
 from moonlet.engine.engine import Engine
+from moonlet.engine.limits import DEFAULT_CLASS, PriorityClass
+from moonlet.engine.memory import DEFAULT_MEMORY, MemoryOptions
+from moonlet.engine.speculative import SpeculativeConfig
 from moonlet.serve.settings import GenerationDefaults, read_generation_defaults
 from moonlet.weights.checkpoint import load_for_inference, load_model
 
@@ -33,6 +37,9 @@ class EngineOptions:
         dtype: Of activations and latent rows; with float32, weights keep their stored bytes.
         moe_activation: Rounding of the routed experts' inputs; ``bf16`` is none.
         trunk: ``stored``, or ``int8`` for the matrices outside the experts.
+        classes: Priority classes, the most important one first.
+        speculative: How to draft; None decodes token by token.
+        memory: Sizes of the cache; the fingerprint is filled in here.
     """
 
     max_model_len: int | None = None
@@ -41,6 +48,9 @@ class EngineOptions:
     dtype: Dtype = "float32"
     moe_activation: str = "bf16"
     trunk: str = "stored"
+    classes: tuple[PriorityClass, ...] = (DEFAULT_CLASS,)
+    speculative: SpeculativeConfig | None = None
+    memory: MemoryOptions = DEFAULT_MEMORY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +70,16 @@ class LoadedEngine:
     defaults: GenerationDefaults
     config: CheckpointConfig
     num_parameters: int
+
+
+def _fingerprint(directory: Path, options: EngineOptions) -> bytes:
+    """Identify weights and numerics: small files by content, shards by name and size."""
+    digest = hashlib.sha256(f"{options.dtype} {options.moe_activation} {options.trunk}".encode())
+    for file in sorted(directory.iterdir()):
+        digest.update(f"{file.name} {file.stat().st_size}".encode())
+        if file.suffix == ".json":
+            digest.update(file.read_bytes())
+    return digest.digest()
 
 
 def load_engine(
@@ -108,6 +128,9 @@ def load_engine(
         max_model_len=options.max_model_len,
         max_num_batched_tokens=options.max_num_batched_tokens,
         stop_ids=stop_ids,
+        classes=options.classes,
+        speculative=options.speculative,
+        memory=replace(options.memory, fingerprint=_fingerprint(directory, options)),
     )
     return LoadedEngine(
         engine=engine,

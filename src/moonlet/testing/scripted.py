@@ -122,11 +122,28 @@ class ScriptedModel:
             if not meta.tentative[s]:
                 history.committed = len(history.tokens)
             first += length
+        if any(meta.tentative):
+            self._leave_window(meta, state)
         return hidden_TW
 
     def logits(self, hidden_QD: Tensor) -> Tensor:
         """Return the rows unchanged: they are logits already."""
         return hidden_QD
+
+    def _leave_window(self, meta: BatchMeta, state: ModelState) -> None:
+        """Leave zeros in the state, so that there is a window to commit."""
+        kda, num_seqs = self.config.kda, meta.ragged.num_seqs
+        num_rows = 0 if meta.tentative_rows_E is None else len(meta.tentative_rows_E)
+        heads = (kda.num_heads, kda.head_dim, kda.head_dim)
+        conv = (3 * kda.projection_size, kda.short_conv_kernel_size - 1)
+        for layer in self.config.kda_layers:
+            state.kda(layer).store(
+                meta,
+                torch.zeros(num_seqs, *heads),
+                torch.zeros(num_seqs, *conv),
+                torch.zeros(num_rows, *heads),
+                torch.zeros(num_rows, *conv),
+            )
 
     def _extend(self, slot: int, start: int, is_tentative: bool) -> _History:
         if start == 0:

@@ -1,8 +1,8 @@
 """Filling a model from a verified checkpoint, shard by shard.
 
 Rules on values are applied here (model.md sections 2.4 and 2.6): ``A_log`` is flattened and its
-padding must be zero; packed experts are dequantised one matrix at a time into the stacked
-parameters, and a scale code of 255 (NaN) stops the load. Temporary memory is one tensor.
+padding must be zero; packed matrices are dequantised one at a time where the model does not read
+them packed, and a scale code of 255 (NaN) stops the load. Temporary memory is one tensor.
 """
 
 from __future__ import annotations
@@ -227,10 +227,11 @@ def _fill(
                 f"{scale_name} holds the scale code {_NAN_SCALE} (NaN); the shard is damaged"
             )
         num_bytes += checkpoint.extents[scale_name].length
-        if target is None:
-            _place(targets[f"{slot.parameter}_scale"], slot, scale_name, scale)
-            target = targets[f"{slot.parameter}_packed"]
-        else:
+        codes_target, scale_target = _pair_targets(slot)
+        if scale_target in targets:
+            _place(targets[scale_target], slot, scale_name, scale)
+            target = targets[codes_target]
+        elif target is not None:
             value = mxfp4.dequantize(value, scale, dtype=target.dtype)
     elif slot.parameter.endswith(".A_log"):
         value = flatten_a_log(extent.name, value, checkpoint.config.text.kda.num_heads)
@@ -249,8 +250,17 @@ def _place(target: Tensor, slot: Slot, name: str, value: Tensor) -> None:
     place.copy_(value)
 
 
+def _pair_targets(slot: Slot) -> tuple[str, str]:
+    """Codes and scales in a model that reads the matrix packed: `Experts.pack`, `Linear.pack`."""
+    if slot.expert is not None:
+        return f"{slot.parameter}_packed", f"{slot.parameter}_scale"
+    return slot.parameter, slot.parameter.removesuffix("weight") + "scale"
+
+
 def _matrix_of(name: str) -> str:
-    """Name of the parameter that a packed pair stands for."""
+    """Name of the parameter that a part of a packed pair stands for."""
+    if name.endswith(".scale"):
+        return name.removesuffix("scale") + "weight"
     return name.removesuffix("_packed").removesuffix("_scale")
 
 

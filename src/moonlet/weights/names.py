@@ -108,6 +108,8 @@ _LAYER_NAME = re.compile(rf"model\.layers\.{_NUMBER}\.(.+)")
 _EXPERT_NAME = re.compile(
     rf"block_sparse_moe\.experts\.{_NUMBER}\.(w[123])\.(weight|weight_packed|weight_scale)"
 )
+# a linear map of a layer, published as an MXFP4 pair
+_PAIR_NAME = re.compile(r"(.+_proj)\.(weight_packed|weight_scale)")
 _LAYER_SLOT = re.compile(rf"layers\.{_NUMBER}\.(.+)")
 _EXPERT_SLOT = re.compile(r"ffn\.experts\.(w[123])")
 
@@ -139,9 +141,10 @@ def to_slot(name: str) -> Slot | None:
     if expert is not None:
         index, matrix, ending = expert.groups()
         return Slot(f"layers.{layer}.ffn.experts.{matrix}", int(index), _PART_OF_SUFFIX[ending])
-    if suffix in _LAYER:
-        return Slot(f"layers.{layer}.{_LAYER[suffix]}")
-    return None
+    part, pair = PLAIN, _PAIR_NAME.fullmatch(suffix)
+    if pair is not None:
+        suffix, part = f"{pair.group(1)}.weight", _PART_OF_SUFFIX[pair.group(2)]
+    return Slot(f"layers.{layer}.{_LAYER[suffix]}", part=part) if suffix in _LAYER else None
 
 
 def to_name(slot: Slot, prefix: str = TEXT_PREFIX) -> str:
@@ -166,4 +169,7 @@ def to_name(slot: Slot, prefix: str = TEXT_PREFIX) -> str:
     if expert is not None and slot.expert is not None:
         ending = f"{slot.expert}.{expert.group(1)}.{_SUFFIX_OF_PART[slot.part]}"
         return f"{prefix}model.layers.{layer}.block_sparse_moe.experts.{ending}"
-    return f"{prefix}model.layers.{layer}.{_LAYER_REVERSE[suffix]}"
+    ending = _LAYER_REVERSE[suffix]
+    if slot.part != PLAIN:
+        ending = ending.removesuffix("weight") + _SUFFIX_OF_PART[slot.part]
+    return f"{prefix}model.layers.{layer}.{ending}"

@@ -204,10 +204,10 @@ def _match(
 
 def _has_place(spec: TensorSpec, slot: Slot) -> bool:
     if spec.num_experts is None:
-        return slot.expert is None and slot.part == PLAIN
-    if slot.expert is None or slot.expert >= spec.num_experts:
-        return False
-    return slot.part == PLAIN or spec.packed
+        has_expert = slot.expert is None
+    else:
+        has_expert = slot.expert is not None and slot.expert < spec.num_experts
+    return has_expert and spec.takes(slot.part)
 
 
 def _missing(expected: Mapping[str, TensorSpec], tally: _Tally, prefix: str) -> Iterable[str]:
@@ -219,6 +219,8 @@ def _missing(expected: Mapping[str, TensorSpec], tally: _Tally, prefix: str) -> 
         for expert in experts:
             if (expert, PLAIN) in filled:
                 continue
-            for part in spec.parts:
+            # one half of a pair misses the other
+            is_pair = not filled.isdisjoint({(expert, PACKED), (expert, SCALE)})
+            for part in (PACKED, SCALE) if is_pair else spec.parts:
                 if (expert, part) not in filled:
                     yield to_name(Slot(parameter, expert, part), prefix)

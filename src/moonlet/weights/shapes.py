@@ -30,6 +30,8 @@ class TensorSpec:
         accepted: Dtypes that load without loss.
         num_experts: Length of the stacked axis, or None.
         packed: An expert is published as an MXFP4 pair (a plain matrix is accepted as well).
+        may_be_packed: An MXFP4 pair is accepted in place of the plain matrix: the map of a linear
+            layer, where experts are packed (model.md section 2.5: the tensors that exist decide).
         layer: 0-based layer, or None.
         min_numel: For ``A_log``: the least number of elements, any shape of one axis or
             ``[1, 1, n, 1]``; None demands ``shape``.
@@ -42,6 +44,7 @@ class TensorSpec:
     accepted: frozenset[str]
     num_experts: int | None = None
     packed: bool = False
+    may_be_packed: bool = False
     layer: int | None = None
     min_numel: int | None = None
     is_loaded: bool = True
@@ -56,6 +59,10 @@ class TensorSpec:
     def part_dtype(self, part: str) -> str:
         """Published dtype of one part."""
         return self.dtype if part == PLAIN else "U8"
+
+    def takes(self, part: str) -> bool:
+        """Whether a tensor may be this part."""
+        return part == PLAIN or self.packed or self.may_be_packed
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -130,11 +137,16 @@ class _Builder:
         if is_small and not self.storage.is_wrapped:
             # bare checkpoints differ in these; K3's are proven by its byte total
             accepted |= {"BF16", "F32"}
+        # the projections of AttnRes have one output and are no layers of their own
+        is_linear = name.endswith("_proj.weight") and shape[0] > 1
         return TensorSpec(
             parameter=path,
             shape=shape,
             dtype=dtype,
             accepted=frozenset(accepted),
+            may_be_packed=is_linear
+            and self.storage.packs_experts
+            and shape[-1] % MXFP4_GROUP_SIZE == 0,
             layer=self.layer,
         )
 

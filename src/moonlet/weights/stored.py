@@ -1,6 +1,6 @@
 """A model for inference whose matrices keep the bytes in which they were published.
 
-bfloat16 matrices stay bfloat16 and packed experts stay packed; the native kernels widen them while
+bfloat16 matrices stay bfloat16 and packed ones stay packed; the native kernels widen them while
 they read. Vectors (norms, biases, gates) are float32, as are activations.
 """
 
@@ -14,9 +14,11 @@ from torch import nn
 from moonlet.core.config import ModelConfig
 from moonlet.kernels.registry import Kernels
 from moonlet.model.latent_moe import Experts
+from moonlet.model.layers import Linear
 from moonlet.model.transformer import Transformer
 from moonlet.weights.extents import TensorExtent
 from moonlet.weights.names import PACKED, to_slot
+from moonlet.weights.trunk import is_read_by_linear
 
 __all__ = ["build_as_stored", "reads_as_stored"]
 
@@ -47,10 +49,13 @@ def build_as_stored(
         config, kernels, dtype=torch.float32, device="meta", attn_res_form="two_phase"
     )
     slots = {name: slot for name in extents if (slot := to_slot(name)) is not None}
-    if any(slot.part == PACKED for slot in slots.values()):
-        for module in model.modules():
-            if isinstance(module, Experts):
-                module.pack()
+    packed = {slot.parameter for slot in slots.values() if slot.part == PACKED}
+    for name, module in model.named_modules():
+        if isinstance(module, Experts) and f"{name}.w1" in packed:
+            module.pack()
+        # what attention reads as a matrix is decoded when it is loaded
+        if isinstance(module, Linear) and f"{name}.weight" in packed and is_read_by_linear(name):
+            module.pack()
     dtypes = {
         slot.parameter: torch.bfloat16
         for name, slot in slots.items()

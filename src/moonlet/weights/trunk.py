@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from moonlet.model.layers import Linear
 
-__all__ = ["TrunkReport", "quantize_rows", "quantize_trunk"]
+__all__ = ["TrunkReport", "is_read_by_linear", "quantize_rows", "quantize_trunk"]
 
 MAX_CODE = 127
 # read as matrices by other operators than `linear`, or a single row
@@ -41,6 +41,11 @@ class TrunkReport:
     relative_error: float
 
 
+def is_read_by_linear(name: str) -> bool:
+    """Whether the operator `linear` alone reads the linear map of this name."""
+    return not name.endswith(_KEPT)
+
+
 def quantize_rows(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """Return int8 codes and float32 scales; a row of zeros has the scale 0."""
     wide_OI = weight_OI.float()
@@ -52,7 +57,7 @@ def quantize_rows(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def quantize_trunk(model: nn.Module) -> TrunkReport:
-    """Replace every linear map's matrix by int8, one matrix at a time.
+    """Replace every linear map's matrix by int8, one matrix at a time; packed ones stay packed.
 
     Args:
         model: Modified in place; not trainable afterwards.
@@ -60,7 +65,9 @@ def quantize_trunk(model: nn.Module) -> TrunkReport:
     count = before = after = 0
     error = total = 0.0
     for name, module in model.named_modules():
-        if not isinstance(module, Linear) or name.endswith(_KEPT):
+        if not isinstance(module, Linear) or not is_read_by_linear(name):
+            continue
+        if module.weight.dtype == torch.uint8:
             continue
         weight_OI = module.weight
         codes_OI, scale_O = quantize_rows(weight_OI)

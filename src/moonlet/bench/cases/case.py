@@ -15,6 +15,8 @@ from torch import Tensor
 
 from moonlet.bench.costs import Cost
 from moonlet.core.config import ModelConfig
+from moonlet.kernels.microscaling import GROUP_SIZE
+from moonlet.kernels.mxfp4 import Packed
 
 __all__ = [
     "MAX_SEQS",
@@ -25,12 +27,20 @@ __all__ = [
     "another",
     "map_tensors",
     "tensors_in",
+    "whole_groups",
 ]
 
 Arguments = tuple[Any, ...]
 
 # a decode batch has no more sequences; larger numbers of rows are for operators of prefill
 MAX_SEQS = 64
+# exponent bytes around 2^-6: random codes then give products of about the size of their inputs
+MIN_SCALE, NUM_SCALES = 119, 4
+
+
+def whole_groups(size: int) -> int:
+    """Round up to groups of MXFP4."""
+    return -(-size // GROUP_SIZE) * GROUP_SIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +68,18 @@ class Shape:
         """Draw a matrix that keeps the variance of what it multiplies."""
         return self.normal(*size, scale=size[-1] ** -0.5)
 
+    def packed(self, *size: int) -> Packed:
+        """Draw matrices in MXFP4; the last size is whole groups."""
+        *lead, size_in = size
+        codes = self._bytes(256, *lead, size_in // 2)
+        return Packed(codes, MIN_SCALE + self._bytes(NUM_SCALES, *lead, size_in // GROUP_SIZE))
+
     def integers(self, high: int, *size: int) -> Tensor:
         """Draw int64 values below ``high``."""
         return torch.randint(high, size, generator=self.generator)
+
+    def _bytes(self, high: int, *size: int) -> Tensor:
+        return torch.randint(high, size, dtype=torch.uint8, generator=self.generator)
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

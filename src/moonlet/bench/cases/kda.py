@@ -1,8 +1,9 @@
-"""Cases of Kimi Delta Attention: the convolution, a decode step, rows of one sequence."""
+"""Cases of Kimi Delta Attention: the convolution, a decode step, windows, rows of one sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,13 +11,25 @@ from torch import Tensor
 from moonlet.bench import costs
 from moonlet.bench.cases.case import MAX_SEQS, Arguments, Case, Shape
 from moonlet.kernels.ragged import Ragged
+from moonlet.kernels.registry import resolve
 
-__all__ = ["kda_chunk", "kda_step", "short_conv", "short_conv_step"]
+__all__ = [
+    "kda_chunk",
+    "kda_replay",
+    "kda_step",
+    "kda_window",
+    "short_conv",
+    "short_conv_step",
+]
 
 # the recurrence adds the rounding of every row before; chunk forms order the sums otherwise
 TOLERANCE = 2e-5
 # slots of the arena that belong to sequences outside the batch
 OTHER_SLOTS = 2
+# rows of the context that are drawn; a longer one repeats them
+CONTEXT_ROWS = 2048
+# rows of a verification window
+WINDOW_ROWS = 8
 
 
 def short_conv(shape: Shape) -> Iterator[Case]:
@@ -75,8 +88,21 @@ def _state(shape: Shape, num_seqs: int) -> Tensor:
     return shape.normal(num_seqs, kda.num_heads, kda.head_dim, kda.head_dim, scale=0.3)
 
 
+def _state_after(shape: Shape) -> Tensor:
+    """The state ``[1, H, K, V]`` that the context leaves."""
+    kernels = resolve("cpu", shape.config, is_inference=True)
+    kda, left = shape.config.kda, shape.context
+    state = torch.zeros(1, kda.num_heads, kda.head_dim, kda.head_dim)
+    drawn = _inputs(replace(shape, rows=min(CONTEXT_ROWS, left)))
+    for rows in [CONTEXT_ROWS] * (left // CONTEXT_ROWS) + [left % CONTEXT_ROWS]:
+        if rows:
+            piece = [x[:rows] for x in drawn[:5] if isinstance(x, Tensor)]
+            state = kernels.kda_chunk(*piece, *drawn[5:], state, Ragged.build([rows])).state_SHKV
+    return state
+
+
 def kda_step(shape: Shape) -> Iterator[Case]:
-    """One row of every sequence, whose states lie anywhere in an arena."""
+    """One row of every sequence after its context, whose states lie anywhere in an arena."""
     kda, rows = shape.config.kda, shape.rows
     if rows > MAX_SEQS:
         return
@@ -84,7 +110,9 @@ def kda_step(shape: Shape) -> Iterator[Case]:
 
     def make() -> Arguments:
         slots = torch.randperm(num_slots, generator=shape.generator)[:rows]
-        return (*_inputs(shape), _state(shape, num_slots), slots)
+        # what is drawn beside it tells the slots apart
+        state = _state_after(shape) + _state(shape, num_slots)
+        return (*_inputs(shape), state, slots)
 
     yield Case(
         cost=costs.kda(rows, rows, kda.num_heads, kda.head_dim, kda.head_dim),
@@ -102,3 +130,40 @@ def kda_chunk(shape: Shape) -> Iterator[Case]:
         make=lambda: (*_inputs(shape), _state(shape, 1), ragged),
         tolerance=TOLERANCE,
     )
+
+
+def _windows(shape: Shape, *, moves: bool) -> Iterator[Case]:
+    """Windows of 8 rows and one of what is left, all of whose rows stay where memory moves."""
+    kda, rows = shape.config.kda, shape.rows
+    whole, rest = divmod(rows, WINDOW_ROWS)
+    ragged = Ragged.build([WINDOW_ROWS] * whole + ([rest] if rest else []))
+    num_seqs = ragged.num_seqs
+    if num_seqs > MAX_SEQS:
+        return
+    width, taps = kda.projection_size, kda.short_conv_kernel_size
+    num_slots = num_seqs + OTHER_SLOTS
+
+    def make() -> Arguments:
+        slots = torch.randperm(num_slots, generator=shape.generator)[:num_seqs]
+        _, _, _, *gates = _inputs(shape)
+        weights = tuple(shape.weight(width, taps) for _ in range(3))
+        memory = _state(shape, num_slots), shape.normal(num_slots, 3 * width, taps - 1)
+        arguments = (shape.normal(rows, 3 * width), weights, *gates, *memory, slots, ragged)
+        return (*arguments, ragged.lens_S) if moves else arguments
+
+    sizes = (kda.num_heads, kda.head_dim, kda.head_dim, taps)
+    yield Case(
+        cost=costs.kda_window(rows, num_seqs, *sizes, moves=moves),
+        make=make,
+        tolerance=TOLERANCE,
+    )
+
+
+def kda_window(shape: Shape) -> Iterator[Case]:
+    """Outputs of verification windows, whose memory stays as it is."""
+    yield from _windows(shape, moves=False)
+
+
+def kda_replay(shape: Shape) -> Iterator[Case]:
+    """The same windows when it is known that their rows stay."""
+    yield from _windows(shape, moves=True)

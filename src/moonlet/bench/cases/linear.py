@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from moonlet.bench import costs
-from moonlet.bench.cases.case import Case, Shape
+from moonlet.bench.cases.case import Case, Shape, whole_groups
 from moonlet.kernels.linear.reference import Stored
+from moonlet.kernels.microscaling import GROUP_SIZE
 
 __all__ = ["linear", "linear_many"]
 
@@ -31,7 +32,7 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 def linear(shape: Shape) -> Iterator[Case]:
-    """The same matrix in each stored form."""
+    """The same matrix in each stored form; rows of the packed one become whole groups."""
     rows, size_in = shape.rows, shape.config.hidden_size
     size_out = shape.config.kda.projection_size
     for label, store in STORED.items():
@@ -45,6 +46,12 @@ def linear(shape: Shape) -> Iterator[Case]:
                 *store(shape.weight(size_out, size_in)),
             ),
         )
+    whole = whole_groups(size_in)
+    yield Case(
+        label="mxfp4",
+        cost=costs.linear(rows, whole, size_out, size_out * whole * (1 / 2 + 1 / GROUP_SIZE)),
+        make=lambda: (shape.normal(rows, whole), *shape.packed(size_out, whole)),
+    )
 
 
 def linear_many(shape: Shape) -> Iterator[Case]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moonlet.bench import costs
 from moonlet.bench.cases.case import MAX_SEQS, Arguments, Case, Shape
-from moonlet.engine.engine import DEFAULT_PAGE_SIZE
+from moonlet.engine.memory import DEFAULT_MEMORY
 from moonlet.kernels.mla.pages import LatentPages
 from moonlet.kernels.ragged import Ragged
 
@@ -39,10 +39,10 @@ def _inputs(
 ) -> tuple[Tensor, LatentPages, Tensor]:
     """Queries, pages and the expansion."""
     heads, nope, shared, latent, value = _widths(shape)
-    per_seq = -(-context // DEFAULT_PAGE_SIZE)
+    per_seq = -(-context // DEFAULT_MEMORY.page_size)
     order = torch.randperm(num_seqs * per_seq, generator=shape.generator)
     pages = LatentPages(
-        rows_GLC=shape.normal(num_seqs * per_seq, DEFAULT_PAGE_SIZE, latent + shared),
+        rows_GLC=shape.normal(num_seqs * per_seq, DEFAULT_MEMORY.page_size, latent + shared),
         table_SB=order.view(num_seqs, per_seq),
         lengths_S=torch.full((num_seqs,), context),
         latent_size=latent,
@@ -59,11 +59,13 @@ def mla_append(shape: Shape) -> Iterator[Case]:
     """New rows of a batch, each to a page of its own choice."""
     _, _, shared, latent, _ = _widths(shape)
     rows = shape.rows
-    num_pages = -(-2 * rows // DEFAULT_PAGE_SIZE)
+    num_pages = -(-2 * rows // DEFAULT_MEMORY.page_size)
 
     def make() -> Arguments:
-        places = torch.randperm(num_pages * DEFAULT_PAGE_SIZE, generator=shape.generator)[:rows]
-        pages = shape.normal(num_pages, DEFAULT_PAGE_SIZE, latent + shared)
+        places = torch.randperm(num_pages * DEFAULT_MEMORY.page_size, generator=shape.generator)[
+            :rows
+        ]
+        pages = shape.normal(num_pages, DEFAULT_MEMORY.page_size, latent + shared)
         return pages, places, shape.normal(rows, latent), shape.normal(rows, shared)
 
     yield Case(cost=costs.mla_append(rows, latent + shared), make=make)

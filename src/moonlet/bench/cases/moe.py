@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from moonlet.bench import costs
-from moonlet.bench.cases.case import Arguments, Case, Shape
+from moonlet.bench.cases.case import Arguments, Case, Shape, whole_groups
 from moonlet.core.config import MoEConfig
 from moonlet.kernels.microscaling import GROUP_SIZE
-from moonlet.kernels.mxfp4 import Packed
 from moonlet.kernels.registry import resolve
 from moonlet.kernels.situ.gated import GatedActivation
 from moonlet.model.layers import gated_activation
@@ -22,8 +20,6 @@ __all__ = ["moe_experts", "moe_mxfp4", "route_topk"]
 # border of two codes falls to the other side when its sum runs in another order; one mode taken for
 # another differs by more.
 MODES = {"bf16": 1e-5, "mxfp8": 1e-3, "mxfp8-floor": 1e-3, "int8": 1e-3}
-# exponent bytes around 2^-6: random codes then give products of about the size of their inputs
-MIN_SCALE, NUM_SCALES = 119, 4
 
 
 def route_topk(shape: Shape) -> Iterator[Case]:
@@ -72,16 +68,12 @@ def moe_mxfp4(shape: Shape) -> Iterator[Case]:
     if moe is None:
         return
     experts, active = moe.num_experts, moe.num_experts_per_token
-    size, width = _whole(shape.config.expert_input_size), _whole(moe.moe_intermediate_size)
-
-    def packed(size_out: int, size_in: int) -> Packed:
-        lead = (experts, size_out)
-        codes = _bytes(shape, 256, *lead, size_in // 2)
-        scales = MIN_SCALE + _bytes(shape, NUM_SCALES, *lead, size_in // GROUP_SIZE)
-        return Packed(codes, scales)
+    size = whole_groups(shape.config.expert_input_size)
+    width = whole_groups(moe.moe_intermediate_size)
+    sizes = ((width, size), (width, size), (size, width))
 
     def make(mode: str) -> Arguments:
-        matrices = packed(width, size), packed(width, size), packed(size, width)
+        matrices = (shape.packed(experts, *each) for each in sizes)
         return (*_chosen(shape, moe, size), *matrices, _activation(shape), mode)
 
     distinct = _distinct(moe, rows)
@@ -111,12 +103,3 @@ def _distinct(moe: MoEConfig, rows: int) -> int:
 
 def _activation(shape: Shape) -> GatedActivation:
     return gated_activation(shape.config, resolve("cpu", shape.config, is_inference=True))
-
-
-def _whole(size: int) -> int:
-    """Round up to groups."""
-    return -(-size // GROUP_SIZE) * GROUP_SIZE
-
-
-def _bytes(shape: Shape, high: int, *size: int) -> Tensor:
-    return torch.randint(high, size, dtype=torch.uint8, generator=shape.generator)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from moonlet.bench.cases import activation, attn_res, kda, linear, mla, moe, norm, rows, sample
 from moonlet.bench.cases.case import Builder
 
-__all__ = ["CASES"]
+__all__ = ["ALONG_CONTEXT", "CASES", "OVER_CONTEXT"]
 
 CASES: Mapping[str, Builder] = {
     "rms_norm": norm.rms_norm,
@@ -19,6 +19,8 @@ CASES: Mapping[str, Builder] = {
     "short_conv_step": kda.short_conv_step,
     "kda_chunk": kda.kda_chunk,
     "kda_step": kda.kda_step,
+    "kda_window": kda.kda_window,
+    "kda_replay": kda.kda_replay,
     "mla_prefill": mla.mla_prefill,
     "mla_decode": mla.mla_decode,
     "mla_append": mla.mla_append,
@@ -37,3 +39,8 @@ CASES: Mapping[str, Builder] = {
     "sigmoid_gate": rows.sigmoid_gate,
     "sample": sample.sample,
 }
+
+# operators of which a context is the rows that a sequence has before
+OVER_CONTEXT = frozenset({"kda_step", "mla_decode", "mla_prefill"})
+# operators that take one sequence of that many rows
+ALONG_CONTEXT = frozenset({"kda_chunk"})

@@ -5,12 +5,14 @@ one layer's latent rows by page. Fresh memory is never trusted: a slot counts as
 sequence has stored something, and of a page only the rows below a sequence's length are read, so
 neither what the allocator left nor what a former owner wrote (possibly NaN) can reach a result.
 
-Letters as in `model.state`; G slots or pages, B pages per sequence, L rows per page, C row width.
+Letters as in `model.state`; G slots or pages, B pages per sequence, L rows per page, C row width,
+Y bytes. What leaves or enters an arena as bytes keeps its bit patterns; `cache.state` says how the
+bytes of all layers are put together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +20,17 @@ from torch import Tensor
 
 from moonlet.core.config import KDAConfig, MLAConfig
 from moonlet.core.errors import ShapeError
-from moonlet.engine.cache.pages import NULL_PAGE
+from moonlet.engine.cache.blocks import NULL_BLOCK
+from moonlet.engine.cache.windows import (
+    EmittedStates,
+    KeptInputs,
+    KeptRows,
+    Rollback,
+    WindowRows,
+)
 from moonlet.kernels.mla.pages import LatentPages
 from moonlet.kernels.registry import resolve_operator
-from moonlet.model.state import BatchMeta, KDASlots
+from moonlet.model.state import BatchMeta, KDASlots, KDAWindow
 
 __all__ = ["BlockTables", "KDAArena", "MLAArena", "StepIndex"]
 
@@ -60,7 +69,7 @@ class StepIndex:
         positions_T = meta.positions_T
         owner_T = pages_SB.index_select(0, meta.ragged.seq_of_T)
         page_T = owner_T.gather(1, (positions_T // page_size).unsqueeze(1)).squeeze(1)
-        if bool((page_T == NULL_PAGE).any()):
+        if bool((page_T == NULL_BLOCK).any()):
             raise ShapeError("a row lies beyond the pages that its sequence was given")
         num_pages = -(-int(lengths_S.max()) // page_size)
         return StepIndex(
@@ -81,6 +90,9 @@ class BlockTables:
         pages_per_seq: Pages of the longest possible sequence.
         page_size: Rows per page.
         device: Where the arenas live.
+
+    Attributes:
+        version: Grows with every change.
     """
 
     def __init__(
@@ -88,19 +100,22 @@ class BlockTables:
     ) -> None:
         self.page_size = page_size
         shape = (num_slots + 1, pages_per_seq)
-        self.table_GB = torch.full(shape, NULL_PAGE, dtype=torch.int64, device=device)
+        self.table_GB = torch.full(shape, NULL_BLOCK, dtype=torch.int64, device=device)
+        self.version = 0
         self._index: StepIndex | None = None
 
     def bind(self, slot: int, pages: Sequence[int]) -> None:
         """Give the slot its pages, in order of position."""
         row_B = self.table_GB[slot]
-        row_B.fill_(NULL_PAGE)
+        row_B.fill_(NULL_BLOCK)
         row_B[: len(pages)] = torch.tensor(pages, dtype=torch.int64, device=row_B.device)
+        self.version += 1
         self._index = None
 
     def release(self, slot: int) -> None:
         """Forget the slot's pages."""
-        self.table_GB[slot] = NULL_PAGE
+        self.table_GB[slot] = NULL_BLOCK
+        self.version += 1
         self._index = None
 
     def index(self, meta: BatchMeta) -> StepIndex:
@@ -115,13 +130,14 @@ class BlockTables:
 
     def pages_of(self, slot: int) -> list[int]:
         """Pages bound to the slot."""
-        return [page for page in self.table_GB[slot].tolist() if page != NULL_PAGE]
+        return [page for page in self.table_GB[slot].tolist() if page != NULL_BLOCK]
 
 
 class KDAArena:
     """One KDA layer: ``recurrent_GHKV`` float32 and ``conv_GCW``, slot 0 unused.
 
-    States of a tentative window wait beside the arena until `commit` picks one per sequence.
+    A tentative window waits beside the arena until `commit`: with ``replay`` the projected inputs
+    of its rows, with ``snapshot`` the state after every row.
     """
 
     def __init__(
@@ -131,6 +147,7 @@ class KDAArena:
         tables: BlockTables,
         dtype: torch.dtype,
         device: torch.device | str,
+        rollback: Rollback = "replay",
     ) -> None:
         heads, width = kda.num_heads, kda.head_dim
         channels = 3 * kda.projection_size
@@ -138,7 +155,20 @@ class KDAArena:
         self.recurrent_GHKV = torch.empty(num_slots + 1, heads, width, width, device=device)
         self.conv_GCW = torch.empty(num_slots + 1, channels, taps, dtype=dtype, device=device)
         self._tables = tables
-        self._pending: tuple[Tensor, Tensor] | None = None
+        self._rows = WindowRows() if rollback == "replay" else None
+        self._pending: KeptInputs | EmittedStates | None = None
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether windows are rolled back by replay."""
+        return self._rows is not None
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes that windows take: the buffers of their inputs, or the states of an open window."""
+        if self._rows is not None:
+            return self._rows.num_bytes
+        return self._pending.num_bytes if isinstance(self._pending, EmittedStates) else 0
 
     @property
     def is_pending(self) -> bool:
@@ -167,6 +197,45 @@ class KDAArena:
             self.conv_GCW.index_fill_(0, meta.slots_S[fresh_S], 0.0)
         return KDASlots(self.recurrent_GHKV, self.conv_GCW, meta.slots_S)
 
+    def read_slot(self, slot: int) -> Tensor:
+        """Copy a slot as ``state_HY``, uint8: per head its recurrent state, then its carries.
+
+        The carries of a head are those of its query, key and value channels in this order, so
+        the bytes of one head are complete in themselves (hybrid-cache.md sections 2 and 13).
+        """
+        recurrent_HKV = self.recurrent_GHKV[slot]
+        num_heads = recurrent_HKV.shape[0]
+        carries_HDW = self.conv_GCW[slot].unflatten(0, (3, num_heads, -1)).transpose(0, 1)
+        return torch.cat(
+            [
+                recurrent_HKV.flatten(1).view(torch.uint8),
+                carries_HDW.reshape(num_heads, -1).view(torch.uint8),
+            ],
+            dim=1,
+        )
+
+    def write_slot(self, slot: int, state_HY: Tensor) -> None:
+        """Overwrite a slot with what `read_slot` returned."""
+        recurrent_HY = self.recurrent_GHKV[slot].flatten(1).view(torch.uint8)
+        recurrent_HY.copy_(state_HY[:, : recurrent_HY.shape[1]])
+        conv_CY = self.conv_GCW[slot].view(torch.uint8)
+        carries_HY = state_HY[:, recurrent_HY.shape[1] :]
+        carries_3HY = carries_HY.unflatten(1, (3, -1)).transpose(0, 1)
+        conv_CY.copy_(carries_3HY.reshape(conv_CY.shape))
+
+    def copy_slot(self, source: int, target: int) -> None:
+        """Overwrite one slot with another."""
+        self.recurrent_GHKV[target].copy_(self.recurrent_GHKV[source])
+        self.conv_GCW[target].copy_(self.conv_GCW[source])
+
+    def keep(self, meta: BatchMeta, rows: KDAWindow, replay: Callable[..., None]) -> KDAWindow:
+        """Copy the tentative rows; `commit` runs the ones that stay again."""
+        if self._rows is None:
+            raise ShapeError("an arena with rollback='snapshot' keeps no inputs of windows")
+        kept = self._rows.copy(meta, rows)
+        self._pending = KeptInputs(meta=meta, rows=kept, replay=replay)
+        return kept
+
     def _open(self, meta: BatchMeta) -> Tensor | None:
         """Return which sequences start now, None where none does, after the check of windows."""
         if self._pending is not None:
@@ -181,7 +250,7 @@ class KDAArena:
         emitted_EHKV: Tensor | None,
         emitted_conv_ECW: Tensor | None,
     ) -> None:
-        """Write settled sequences to their slots; keep emitted states for `commit`."""
+        """Write settled sequences to their slots; hold emitted states for `commit`."""
         settled_S = self._tables.index(meta).settled_S
         if settled_S is None:
             self._write(meta.slots_S, recurrent_SHKV, conv_SCW)
@@ -193,14 +262,28 @@ class KDAArena:
             recurrent_SHKV.index_select(0, settled_S),
             conv_SCW.index_select(0, settled_S),
         )
-        self._pending = (emitted_EHKV, emitted_conv_ECW)
+        self._pending = EmittedStates(
+            meta=meta, recurrent_EHKV=emitted_EHKV.detach(), conv_ECW=emitted_conv_ECW.detach()
+        )
 
-    def commit(self, slots: Tensor, rows: Tensor) -> None:
-        """Move the emitted states at ``rows`` into ``slots`` and drop the others."""
+    def is_finite(self, slot: int) -> bool:
+        """Whether a slot holds numbers only."""
+        parts = (self.recurrent_GHKV[slot], self.conv_GCW[slot])
+        return all(bool(torch.isfinite(part).all()) for part in parts)
+
+    def check_window(self, meta: BatchMeta) -> None:
+        """Raise `ShapeError` unless the windows of this very batch wait for `commit`."""
         if self._pending is None:
             raise ShapeError("commit without a tentative window")
-        (emitted_EHKV, emitted_conv_ECW), self._pending = self._pending, None
-        self._write(slots, emitted_EHKV.index_select(0, rows), emitted_conv_ECW[rows])
+        if self._pending.meta is not meta:
+            raise ShapeError("commit of a batch whose windows are not the open ones")
+
+    def commit(self, meta: BatchMeta, kept: KeptRows) -> None:
+        """Leave the slots after the last row that stays and drop the windows."""
+        self.check_window(meta)
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        pending.commit(self.recurrent_GHKV, self.conv_GCW, kept)
 
     def discard(self) -> None:
         """Drop a pending window: the slots keep what they held before it."""
@@ -224,7 +307,7 @@ class MLAArena:
     ) -> None:
         shape = (num_pages + 1, tables.page_size, mla.cache_size)
         self.pages_GLC = torch.empty(shape, dtype=dtype, device=device)
-        self.pages_GLC[NULL_PAGE] = 0
+        self.pages_GLC[NULL_BLOCK] = 0
         self._latent_size = mla.kv_lora_rank
         self._tables = tables
         self._append = resolve_operator("mla_append", device, dtype)
@@ -232,6 +315,10 @@ class MLAArena:
     def append(self, meta: BatchMeta, latent_TR: Tensor, k_shared_TP: Tensor) -> None:
         """Write the batch's rows to the pages of their sequences."""
         self._append(self.pages_GLC, self._tables.index(meta).rows_T, latent_TR, k_shared_TP)
+
+    def is_finite(self, page: int, start: int, stop: int) -> bool:
+        """Whether the rows of a page from ``start`` to ``stop`` hold numbers only."""
+        return bool(torch.isfinite(self.pages_GLC[page, start:stop]).all())
 
     def view(self, meta: BatchMeta) -> LatentPages:
         """Return the arena itself and the batch's part of the block table; nothing is copied."""
@@ -242,3 +329,20 @@ class MLAArena:
             lengths_S=index.lengths_S,
             latent_size=self._latent_size,
         )
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.pages_GLC.shape[-1] * self.pages_GLC.element_size()
+
+    def read_rows(self, rows_T: Tensor) -> Tensor:
+        """Copy rows of the flattened arena as ``rows_TY``, uint8."""
+        return self.pages_GLC.flatten(0, 1).index_select(0, rows_T).view(torch.uint8)
+
+    def write_rows(self, rows_T: Tensor, rows_TY: Tensor) -> None:
+        """Overwrite rows of the flattened arena with what `read_rows` returned."""
+        self.pages_GLC.flatten(0, 1).view(torch.uint8).index_copy_(0, rows_T, rows_TY)
+
+    def copy_rows(self, source_page: int, target_page: int, num_rows: int) -> None:
+        """Copy the first rows of one page to another."""
+        self.pages_GLC[target_page, :num_rows].copy_(self.pages_GLC[source_page, :num_rows])

@@ -1,22 +1,29 @@
 """The engine's `ModelState`: recurrent states by slot, MLA rows by page.
 
-Which sequence owns which slot and page is decided by the scheduler's pools; `bind` and `release`
-tell it here. Rows of a tentative window are written to the pages (rows beyond a sequence's length
-are void, so nothing needs undoing) while the recurrent states wait until `commit`
-(speculative.md section 6).
+Which sequence owns which slot and page is decided by the scheduler's cache manager; `bind` and
+`release` tell it here. Rows of a tentative window are written to the pages (rows beyond a
+sequence's length are void, so nothing needs undoing) while the recurrent states wait until
+`commit` (speculative.md section 6): by default the projected inputs of a window are kept and the
+rows that stay are run again; ``rollback="snapshot"`` keeps the state after every row instead.
+
+What leaves the arenas, for the external pool or another process, is bytes (Y) of all layers:
+rows ``[T, layers * row_bytes]``, so that any range of tokens is one contiguous piece, and states
+``[layers, H, head_bytes]``, layers in ascending order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from moonlet.core.config import ModelConfig
-from moonlet.core.errors import CapacityError
+from moonlet.core.errors import CapacityError, ConfigError, ShapeError
 from moonlet.engine.cache.arenas import BlockTables, KDAArena, MLAArena, StepIndex
-from moonlet.engine.cache.pages import NULL_PAGE
+from moonlet.engine.cache.blocks import NULL_BLOCK
+from moonlet.engine.cache.windows import KeptRows, Rollback
 from moonlet.model.state import BatchMeta, KDAState, MLACache
 
 __all__ = ["PagedState", "page_bytes", "slot_bytes"]
@@ -46,6 +53,10 @@ class PagedState:
         max_model_len: Longest sequence.
         dtype: Of convolution tails and MLA rows; recurrent states are float32.
         device: Where the arenas live.
+        rollback: How windows are taken back: ``replay`` or, as the reference, ``snapshot``.
+
+    Raises:
+        ConfigError: ``rollback`` is neither.
     """
 
     def __init__(
@@ -58,15 +69,20 @@ class PagedState:
         max_model_len: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        rollback: Rollback = "replay",
     ) -> None:
+        if rollback not in get_args(Rollback):
+            choices = " or ".join(get_args(Rollback))
+            raise ConfigError(f"rollback is {rollback!r}; choose {choices}")
         pages_per_seq = -(-max_model_len // page_size)
         self.num_slots = num_slots
         self.num_pages = num_pages
-        self.num_bytes = num_slots * slot_bytes(config, dtype)
+        self._slot_bytes = slot_bytes(config, dtype)
+        self.num_bytes = num_slots * self._slot_bytes
         self.num_bytes += num_pages * page_bytes(config, page_size, dtype)
         self._tables = BlockTables(num_slots, pages_per_seq, page_size, device)
         self._kda = {
-            layer: KDAArena(config.kda, num_slots, self._tables, dtype, device)
+            layer: KDAArena(config.kda, num_slots, self._tables, dtype, device, rollback)
             for layer in config.kda_layers
         }
         self._mla = {
@@ -100,6 +116,26 @@ class PagedState:
         """Forget the pages of a slot whose sequence has ended."""
         self._tables.release(slot)
 
+    @property
+    def version(self) -> int:
+        """Grows whenever the pages of a slot change."""
+        return self._tables.version
+
+    def is_slot_finite(self, slot: int) -> bool:
+        """Whether a slot holds numbers only, in every layer."""
+        return all(arena.is_finite(slot) for arena in self._kda.values())
+
+    def are_rows_finite(self, pages: Sequence[int], start: int, stop: int) -> bool:
+        """Whether rows ``start`` to ``stop`` of a sequence hold numbers only, in every layer."""
+        size = self.page_size
+        while start < stop:
+            end = min(stop, (start // size + 1) * size)
+            page, first = pages[start // size], start % size
+            if not all(m.is_finite(page, first, first + end - start) for m in self._mla.values()):
+                return False
+            start = end
+        return True
+
     def kda(self, layer: int) -> KDAState:
         """State of 0-based KDA ``layer``."""
         return self._kda[layer]
@@ -108,6 +144,7 @@ class PagedState:
         """Cache of 0-based Gated MLA ``layer``."""
         return self._mla[layer]
 
+    @torch.no_grad()
     def commit(self, meta: BatchMeta, num_rows: Sequence[int]) -> None:
         """Keep the first ``num_rows[s]`` rows of every tentative sequence of the last forward.
 
@@ -117,39 +154,133 @@ class PagedState:
 
         Raises:
             CapacityError: A count exceeds its window; nothing was changed.
+            ShapeError: The windows of this very batch do not wait in every layer; nothing was
+                changed.
         """
-        slots, rows, first = [], [], 0
-        slot_list = meta.slots_S.tolist()
-        for s, length in enumerate(meta.seq_lens):
-            if not meta.tentative[s]:
-                continue
-            if not 0 <= num_rows[s] <= length:
-                raise CapacityError(f"cannot keep {num_rows[s]} rows of a window of {length}")
-            if num_rows[s]:
-                slots.append(slot_list[s])
-                rows.append(first + num_rows[s] - 1)
-            first += length
-        device = meta.slots_S.device
-        slots_t = torch.tensor(slots, dtype=torch.int64, device=device)
-        rows_t = torch.tensor(rows, dtype=torch.int64, device=device)
+        chosen = [s for s, flag in enumerate(meta.tentative) if flag]
+        for s in chosen:
+            if not 0 <= num_rows[s] <= meta.seq_lens[s]:
+                raise CapacityError(
+                    f"cannot keep {num_rows[s]} rows of a window of {meta.seq_lens[s]}"
+                )
         for arena in self._kda.values():
-            arena.commit(slots_t, rows_t)
+            arena.check_window(meta)
+        windows = meta.window_parts[0]
+        if windows is None:
+            return
+        device = meta.slots_S.device
+        kept = KeptRows(
+            slots_S=meta.slots_S.index_select(0, windows.seqs),
+            counts_S=torch.tensor([num_rows[s] for s in chosen], dtype=torch.int64, device=device),
+            ragged=windows.ragged,
+        )
+        for arena in self._kda.values():
+            arena.commit(meta, kept)
 
     def discard(self) -> None:
         """Drop a window that will not be committed, after a failed step."""
         for arena in self._kda.values():
             arena.discard()
 
+    @property
+    def window_bytes(self) -> int:
+        """Bytes that windows take over all layers, beside slots and pages."""
+        return sum(arena.window_bytes for arena in self._kda.values())
+
     def pages_of(self, slot: int) -> list[int]:
         """Pages bound to a slot, in order of position."""
         return self._tables.pages_of(slot)
 
+    def read_rows(self, pages: Sequence[int], start: int, stop: int) -> Tensor:
+        """Copy the MLA rows of the positions ``start`` to ``stop`` of a sequence.
+
+        Args:
+            pages: Pages of the sequence in order of position; bound to a slot or not.
+            start: First position.
+            stop: Position after the last.
+
+        Returns:
+            ``rows_TY`` uint8: of each token, the rows of all MLA layers one after the other.
+
+        Raises:
+            ShapeError: The range is empty or leaves the pages, or a page does not exist.
+        """
+        rows_T = self._row_index(pages, start, stop)
+        return torch.cat([arena.read_rows(rows_T) for arena in self._mla.values()], dim=1)
+
+    def write_rows(self, pages: Sequence[int], start: int, rows: Tensor) -> None:
+        """Write what `read_rows` returned to the positions from ``start`` on.
+
+        Args:
+            pages: Pages of the sequence in order of position; nobody else may refer to those that
+                are written.
+            start: First position.
+            rows: uint8, ``[T, layers * row_bytes]`` or flat.
+
+        Raises:
+            ShapeError: As `read_rows`, or the bytes are not whole rows.
+        """
+        sizes = [arena.row_bytes for arena in self._mla.values()]
+        if rows.dtype != torch.uint8 or rows.numel() % sum(sizes):
+            raise ShapeError(
+                f"{rows.numel()} values of {rows.dtype} are not rows of {sum(sizes)} uint8 each"
+            )
+        rows_TY = rows.reshape(-1, sum(sizes)).to(self._tables.table_GB.device)
+        rows_T = self._row_index(pages, start, start + len(rows_TY))
+        for arena, part_TY in zip(self._mla.values(), rows_TY.split(sizes, dim=1), strict=True):
+            arena.write_rows(rows_T, part_TY)
+
+    def _row_index(self, pages: Sequence[int], start: int, stop: int) -> Tensor:
+        size = self.page_size
+        if not 0 <= start < stop <= len(pages) * size:
+            raise ShapeError(f"rows {start} to {stop} are not inside {len(pages)} pages of {size}")
+        used = pages[start // size : -(-stop // size)]
+        if not all(1 <= page <= self.num_pages for page in used):
+            raise ShapeError(f"pages {list(used)} reach outside 1 to {self.num_pages}")
+        device = self._tables.table_GB.device
+        used_B = torch.tensor(used, dtype=torch.int64, device=device)
+        positions_T = torch.arange(start % size, start % size + stop - start, device=device)
+        return used_B[positions_T // size] * size + positions_T % size
+
+    def read_slot(self, slot: int) -> Tensor:
+        """Copy the KDA state of a slot as ``state_LHY`` uint8 (`KDAArena.read_slot` per layer)."""
+        return torch.stack([arena.read_slot(slot) for arena in self._kda.values()])
+
+    def write_slot(self, slot: int, state: Tensor) -> None:
+        """Overwrite a slot with what `read_slot` returned.
+
+        Args:
+            slot: Nobody else may refer to it.
+            state: uint8, ``[layers, H, head_bytes]`` or flat.
+
+        Raises:
+            ShapeError: The bytes are not one state; nothing was written.
+        """
+        num_heads = next(iter(self._kda.values())).recurrent_GHKV.shape[1]
+        if state.dtype != torch.uint8 or state.numel() != self._slot_bytes:
+            raise ShapeError(
+                f"{state.numel()} values of {state.dtype} are not a state of {self._slot_bytes} "
+                "uint8"
+            )
+        state_LHY = state.reshape(len(self._kda), num_heads, -1).to(self._tables.table_GB.device)
+        for arena, state_HY in zip(self._kda.values(), state_LHY, strict=True):
+            arena.write_slot(slot, state_HY)
+
+    def copy_slot(self, source: int, target: int) -> None:
+        """Overwrite one slot with another, in all KDA layers."""
+        for arena in self._kda.values():
+            arena.copy_slot(source, target)
+
+    def copy_rows(self, source_page: int, target_page: int, num_rows: int) -> None:
+        """Copy the first rows of one page to another, in all MLA layers."""
+        for arena in self._mla.values():
+            arena.copy_rows(source_page, target_page, num_rows)
+
     def check(self) -> None:
-        """Assert that no page has two owners, the null page is zero and no window is open."""
+        """Assert that bound pages exist, the null page is zero and no window is open."""
         bound = [p for slot in range(1, self.num_slots + 1) for p in self.pages_of(slot)]
-        assert len(set(bound)) == len(bound), "a page is bound to two slots"
         assert all(1 <= page <= self.num_pages for page in bound), "a page is out of range"
         for mla in self._mla.values():
-            assert not bool(mla.pages_GLC[NULL_PAGE].any()), "the null page was written"
+            assert not bool(mla.pages_GLC[NULL_BLOCK].any()), "the null page was written"
         for kda in self._kda.values():
             assert not kda.is_pending, "a tentative window is still open"

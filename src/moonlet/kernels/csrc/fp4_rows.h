@@ -23,7 +23,19 @@ constexpr int kMaxGroup = 8;
 MOONLET_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 MOONLET_INLINE int64_t padded(int64_t size) { return (size + kBlock - 1) / kBlock * kBlock; }
 
-// Rows of one expert's matrix.
+// The order of elements that the products read, zeros up to whole blocks.
+MOONLET_INLINE void permute_row(const float* x, int64_t size, float* row) {
+  const int64_t whole = size / kBlock * kBlock;
+  for (int64_t b = 0; b < whole; b += kBlock) {
+    for (int64_t i = 0; i < kPartSize; ++i) {
+      for (int64_t j = 0; j < kParts; ++j) row[b + j * kPartSize + i] = x[b + i * kParts + j];
+    }
+  }
+  memset(row + whole, 0, (padded(size) - whole) * sizeof(float));
+  for (int64_t k = whole; k < size; ++k) row[permuted(k)] = x[k];
+}
+
+// Rows of one matrix.
 struct Rows {
   const uint8_t* packed;
   const uint8_t* scale;
@@ -178,7 +190,8 @@ MOONLET_INLINE void pack_part(const RawBlock (&raw)[16], const Lanes (&scale)[16
 }
 
 // panel[k][0..31] of rows [first, last) at one block, k in permuted order, zeros for absent rows.
-void pack_block(const Rows& rows, int64_t first, int64_t last, int64_t g, float* panel) {
+MOONLET_INLINE void pack_block(const Rows& rows, int64_t first, int64_t last, int64_t g,
+                               float* panel) {
   const Lanes values = code_values();
   const int64_t groups = rows.groups - g;
   for (int64_t half = 0; half < kPanelWidth; half += kLanes) {
@@ -203,7 +216,8 @@ void pack_block(const Rows& rows, int64_t first, int64_t last, int64_t g, float*
 #else
 
 // panel[k][o] of rows [first, last) at one block, k in permuted order, zeros for absent rows.
-void pack_block(const Rows& rows, int64_t first, int64_t last, int64_t g, float* panel) {
+MOONLET_INLINE void pack_block(const Rows& rows, int64_t first, int64_t last, int64_t g,
+                               float* panel) {
   float block[kBlock] = {};
   for (int64_t o = 0; o < kPanelWidth; ++o) {
     if (first + o < last) {
@@ -218,9 +232,11 @@ void pack_block(const Rows& rows, int64_t first, int64_t last, int64_t g, float*
 
 #endif
 
-// result[i][0 .. 63] = <row first + o, x[i]> for many input rows; outputs beyond `last` are zeros.
+// result[i * stride + (0 .. 63)] = <row first + o, x[i]> for many input rows; outputs beyond `last`
+// are zeros.
 __attribute__((noinline)) void multiply_many(const Rows& rows, int64_t first, int64_t last,
-                                             const float* const* x, int64_t count, float* result) {
+                                             const float* const* x, int64_t count, float* result,
+                                             int64_t stride) {
   alignas(64) float panel[kPanelDepth * kExpertOutputs];
   alignas(64) float tile[kTileRows * kPanelDepth];
   const int64_t depth = padded(rows.groups * 32);
@@ -236,8 +252,8 @@ __attribute__((noinline)) void multiply_many(const Rows& rows, int64_t first, in
       n = next_tile(count - i, kTileRows);
       for (int64_t r = 0; r < n; ++r) memcpy(tile + r * kPanelDepth, x[i + r] + k, part * 4);
       for (int64_t o = 0; o < kExpertOutputs; o += kPanelWidth) {
-        panel_rows(tile, kPanelDepth, panel + o * kPanelDepth, part, result + i * kExpertOutputs + o,
-                   kExpertOutputs, n, k > 0);
+        panel_rows(tile, kPanelDepth, panel + o * kPanelDepth, part, result + i * stride + o, stride,
+                   n, k > 0);
       }
     }
   }

@@ -1,7 +1,7 @@
 // The C interface of Kimi Delta Attention for inference: argument checks, level, threads.
 //
 // Compiled with baseline flags only. One piece of work is one head of one sequence.
-#include "kda_infer.h"
+#include "kda_api.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -9,40 +9,17 @@
 #include "moonlet.h"
 #include "pool.h"
 
-#ifdef MOONLET_X86
-#include <xmmintrin.h>
-#endif
-
 namespace moonlet {
 namespace {
 
-// fewer state elements than this, in one step or over all rows, are not worth a second thread
-constexpr int64_t kMinStepElements = 1 << 15;
+// fewer state elements than this over all rows are not worth a second thread
 constexpr int64_t kMinRowElements = 1 << 18;
-
-bool bad_size(int64_t size) { return size < 16 || size % 16 != 0 || size > kMaxKdaSize; }
 
 bool bad_inputs(const KdaInputs& in, int64_t num_seqs) {
   const int64_t keys = in.num_heads * in.key_size, values = in.num_heads * in.value_size;
-  return num_seqs < 0 || in.num_heads < 1 || bad_size(in.key_size) || bad_size(in.value_size) ||
-         in.lower_bound > 0.0f || !in.q || !in.k || !in.v || !in.z || !in.beta || !in.a_log ||
-         !in.dt_bias || in.q_stride < keys || in.k_stride < keys || in.z_stride < keys ||
-         in.v_stride < values;
+  return bad_gates(in, num_seqs) || !in.q || !in.k || !in.v || in.q_stride < keys ||
+         in.k_stride < keys || in.v_stride < values;
 }
-
-// Decays multiply numbers down to nothing, and subnormal numbers on the way are slow on x86: with
-// gates at their bound a chunk took 14 times as long. While this lives, the thread counts them as
-// zero, whatever it did before; that also makes results independent of the thread.
-class WithoutSubnormals {
- public:
-#ifdef MOONLET_X86
-  WithoutSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-  ~WithoutSubnormals() { _mm_setcsr(before_); }
-
- private:
-  unsigned int before_;
-#endif
-};
 
 }  // namespace
 }  // namespace moonlet

@@ -122,9 +122,10 @@ void stream_outputs(const float* x, const T* weight, const float* scale, float* 
 // Outputs [first, last), all rows: groups of up to four rows over a few outputs at a time, so that
 // the next group finds the weights in the cache.
 template <typename T>
-void streamed(const float* x, const void* weight, const float* scale, float* y,
+void streamed(const float* x, const void* weight, const void* scales, float* y,
               const LinearShape& shape, int64_t first, int64_t last) {
   const T* w = static_cast<const T*>(weight);
+  const float* scale = static_cast<const float*>(scales);
   const int64_t step = shape.num_rows > 4 ? kStreamedTile : last - first;
   const int passes = static_cast<int>((shape.num_rows + 3) / 4);
   for (int64_t o = first; o < last; o += step) {
@@ -191,9 +192,10 @@ void panel_rows_partial(const float* x, int64_t ldx, const float* panel, int64_t
 }
 
 template <typename T>
-void packed(const float* x, const void* weight, const float* scale, float* y,
+void packed(const float* x, const void* weight, const void* scales, float* y,
             const LinearShape& shape, int64_t first, int64_t last) {
   const T* w = static_cast<const T*>(weight);
+  const float* scale = static_cast<const float*>(scales);
   alignas(64) float panel[kPanelDepth * kPackedOutputs];
   for (int64_t k = 0; k < shape.size_in; k += kPanelDepth) {
     const int64_t depth = shape.size_in - k < kPanelDepth ? shape.size_in - k : kPanelDepth;

@@ -17,10 +17,19 @@ constexpr int64_t kMinSharedBytes = 1 << 19;
 constexpr int64_t kMinSharedProducts = 1 << 21;
 constexpr int64_t kMaxMatrices = 16;
 constexpr int64_t kWords = 6;
+// MXFP4: 32 weights share a scale and take seventeen bytes with it
+constexpr int64_t kGroupSize = 32;
+constexpr int64_t kGroupBytes = 17;
+constexpr int64_t kRowGrain = 4;
+
+struct Tables {
+  const LinearTable* plain;
+  const Fp4LinearTable* fp4;
+};
 
 struct Matrix {
   const void* weight;
-  const float* scale;
+  const void* scale;
   float* y;
   LinearShape shape;
   int64_t type;
@@ -28,16 +37,24 @@ struct Matrix {
 };
 
 int64_t row_bytes(const Matrix& m) {
+  if (m.type == kMxfp4) return m.shape.size_in / kGroupSize * kGroupBytes;
   return m.shape.size_in * (m.type == kFloat32 ? 4 : m.type == kBfloat16 ? 2 : 1);
 }
 
-bool is_packed(const Matrix& m) { return m.shape.num_rows > kMaxStreamedRows; }
+bool is_packed(const Matrix& m) {
+  return m.shape.num_rows > (m.type == kMxfp4 ? kMaxStreamedFp4Rows : kMaxStreamedRows);
+}
 
-bool is_bad(const Matrix& m) {
+bool is_bad(const Matrix& m, const float* inputs) {
   const LinearShape& s = m.shape;
-  return s.num_rows < 0 || s.size_in < 1 || s.size_out < 0 || m.type < 0 || m.type > 2 ||
-         s.x_stride < s.size_in || s.y_stride < s.size_out ||
-         (s.num_rows > 0 && s.size_out > 0 && !(m.weight && m.y));
+  if (s.num_rows < 0 || s.size_in < 1 || s.size_out < 0 || m.type < 0 || m.type > kMxfp4 ||
+      s.x_stride < s.size_in || s.y_stride < s.size_out) {
+    return true;
+  }
+  const bool is_fp4 = m.type == kMxfp4;
+  if (is_fp4 && s.size_in % kGroupSize) return true;
+  if (s.num_rows == 0 || s.size_out == 0) return false;
+  return !m.weight || !m.y || (is_fp4 && !(m.scale && inputs));
 }
 
 // Cuts the outputs of every matrix into pieces of work.
@@ -53,31 +70,44 @@ void cut(Matrix* matrices, int64_t count, int64_t bytes, int32_t num_threads) {
   }
 }
 
-void run_piece(const LinearTable& table, const float* x, const Matrix& m, int64_t piece) {
-  const LinearRange range = is_packed(m) ? table.packed[m.type] : table.streamed[m.type];
+LinearRange range_of(const Tables& tables, const Matrix& m) {
+  if (m.type == kMxfp4) return is_packed(m) ? tables.fp4->packed : tables.fp4->streamed;
+  return is_packed(m) ? tables.plain->packed[m.type] : tables.plain->streamed[m.type];
+}
+
+void run_piece(const Tables& tables, const float* x, const float* inputs, const Matrix& m,
+               int64_t piece) {
   const int64_t first = piece * m.grain, last = first + m.grain;
-  range(x, m.weight, m.scale, m.y, m.shape, first,
-        last < m.shape.size_out ? last : m.shape.size_out);
+  range_of(tables, m)(m.type == kMxfp4 ? inputs : x, m.weight, m.scale, m.y, m.shape, first,
+                      last < m.shape.size_out ? last : m.shape.size_out);
 }
 
 // The matrices one after the other, as one list of pieces.
-void run(const LinearTable& table, const float* x, Matrix* matrices, int64_t count,
+void run(const Tables& tables, const float* x, float* inputs, Matrix* matrices, int64_t count,
          int32_t num_threads) {
   int64_t bytes = 0, products = 0, pieces = 0;
+  const Matrix* fp4 = nullptr;
   for (int64_t i = 0; i < count; ++i) {
     const LinearShape& s = matrices[i].shape;
     bytes += row_bytes(matrices[i]) * s.size_out;
     products += s.num_rows * s.size_in * s.size_out;
+    if (matrices[i].type == kMxfp4) fp4 = matrices + i;
   }
   if (bytes < kMinSharedBytes && products < kMinSharedProducts) num_threads = 1;
+  if (fp4) {
+    // once for all matrices: they share their input
+    parallel(fp4->shape.num_rows, kRowGrain, num_threads, [=](int64_t first, int64_t last) {
+      tables.fp4->prepare(x, inputs, fp4->shape, first, last);
+    });
+  }
   cut(matrices, count, bytes, num_threads);
   for (int64_t i = 0; i < count; ++i) pieces += matrices[i].pieces;
-  parallel(pieces, 1, num_threads, [=, &table](int64_t first, int64_t last) {
+  parallel(pieces, 1, num_threads, [=](int64_t first, int64_t last) {
     const Matrix* m = matrices;
     int64_t before = 0;
     for (int64_t p = first; p < last; ++p) {
       for (; p - before >= m->pieces; ++m) before += m->pieces;
-      run_piece(table, x, *m, p - before);
+      run_piece(tables, x, inputs, *m, p - before);
     }
   });
 }
@@ -85,41 +115,43 @@ void run(const LinearTable& table, const float* x, Matrix* matrices, int64_t cou
 }  // namespace
 }  // namespace moonlet
 
-int32_t moonlet_linear(const float* x, const void* weight, const float* scale, float* y,
-                       int64_t num_rows, int64_t size_in, int64_t size_out, int64_t x_stride,
-                       int64_t y_stride, int32_t weight_type, int32_t isa_level,
+int32_t moonlet_linear(const float* x, const void* weight, const void* scale, float* y,
+                       float* inputs, int64_t num_rows, int64_t size_in, int64_t size_out,
+                       int64_t x_stride, int64_t y_stride, int32_t weight_type, int32_t isa_level,
                        int32_t num_threads) {
   using namespace moonlet;
-  const LinearTable* table = MOONLET_PICK(linear_table, isa_level);
-  if (!table) return MOONLET_BAD_ISA;
+  const Tables tables = {MOONLET_PICK(linear_table, isa_level),
+                         MOONLET_PICK(fp4_linear_table, isa_level)};
+  if (!tables.plain) return MOONLET_BAD_ISA;
   Matrix matrix = {weight, scale, y, {num_rows, size_in, size_out, x_stride, y_stride},
                    weight_type, 0, 0};
-  if (num_threads < 1 || is_bad(matrix)) return MOONLET_BAD_ARGUMENT;
+  if (num_threads < 1 || is_bad(matrix, inputs)) return MOONLET_BAD_ARGUMENT;
   if (num_rows == 0 || size_out == 0) return MOONLET_OK;
   if (!x) return MOONLET_BAD_ARGUMENT;
-  run(*table, x, &matrix, 1, num_threads);
+  run(tables, x, inputs, &matrix, 1, num_threads);
   return MOONLET_OK;
 }
 
-int32_t moonlet_linear_many(const float* x, const int64_t* matrices, int64_t num_matrices,
-                            int64_t num_rows, int64_t size_in, int64_t x_stride,
-                            int32_t isa_level, int32_t num_threads) {
+int32_t moonlet_linear_many(const float* x, const int64_t* matrices, float* inputs,
+                            int64_t num_matrices, int64_t num_rows, int64_t size_in,
+                            int64_t x_stride, int32_t isa_level, int32_t num_threads) {
   using namespace moonlet;
-  const LinearTable* table = MOONLET_PICK(linear_table, isa_level);
-  if (!table) return MOONLET_BAD_ISA;
+  const Tables tables = {MOONLET_PICK(linear_table, isa_level),
+                         MOONLET_PICK(fp4_linear_table, isa_level)};
+  if (!tables.plain) return MOONLET_BAD_ISA;
   if (!matrices || num_matrices < 1 || num_matrices > kMaxMatrices || num_threads < 1) {
     return MOONLET_BAD_ARGUMENT;
   }
   Matrix list[kMaxMatrices];
   for (int64_t i = 0; i < num_matrices; ++i) {
     const int64_t* words = matrices + i * kWords;
-    list[i] = {reinterpret_cast<const void*>(words[0]), reinterpret_cast<const float*>(words[1]),
+    list[i] = {reinterpret_cast<const void*>(words[0]), reinterpret_cast<const void*>(words[1]),
                reinterpret_cast<float*>(words[2]),
                {num_rows, size_in, words[3], x_stride, words[4]}, words[5], 0, 0};
-    if (is_bad(list[i])) return MOONLET_BAD_ARGUMENT;
+    if (is_bad(list[i], inputs)) return MOONLET_BAD_ARGUMENT;
   }
   if (num_rows == 0) return MOONLET_OK;
   if (!x) return MOONLET_BAD_ARGUMENT;
-  run(*table, x, list, num_matrices, num_threads);
+  run(tables, x, inputs, list, num_matrices, num_threads);
   return MOONLET_OK;
 }

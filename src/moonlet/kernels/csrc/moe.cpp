@@ -37,10 +37,8 @@ void round_row(float* row, int64_t size, int32_t mode) {
 void prepare(const MoeProblem& p, const float* z, int64_t first, int64_t last) {
   const int64_t stride = padded(p.size_in);
   for (int64_t t = first; t < last; ++t) {
-    float* row = p.inputs + t * stride;
-    memset(row + p.size_in / kBlock * kBlock, 0, (stride - p.size_in / kBlock * kBlock) * 4);
-    for (int64_t k = 0; k < p.size_in; ++k) row[permuted(k)] = z[t * p.size_in + k];
-    if (p.mode != 0) round_row(row, stride, p.mode);
+    permute_row(z + t * p.size_in, p.size_in, p.inputs + t * stride);
+    if (p.mode != 0) round_row(p.inputs + t * stride, stride, p.mode);
   }
 #if defined(__AVX512VNNI__)
   if (!is_coded(p, p.most_slots)) return;
@@ -129,8 +127,8 @@ void up_many(const MoeProblem& p, const Rows& w1, const Rows& w3, int64_t begin,
   for (int64_t s = 0; s < slots; s += kRowBatch) {
     const int64_t count = smaller(slots - s, kRowBatch);
     find_inputs(p, begin + s, count, x);
-    multiply_many(w1, first, last, x, count, gate);
-    multiply_many(w3, first, last, x, count, up);
+    multiply_many(w1, first, last, x, count, gate, kExpertOutputs);
+    multiply_many(w3, first, last, x, count, up, kExpertOutputs);
     for (int64_t m = 0; m < count; ++m) {
       activate(p, gate + m * kExpertOutputs, up + m * kExpertOutputs, first, last - first,
                p.hidden + (begin + s + m) * padded(p.width));
@@ -219,7 +217,7 @@ void down_many(const MoeProblem& p, const Rows& w2, int64_t begin, int64_t slots
   for (int64_t s = 0; s < slots; s += kRowBatch) {
     const int64_t count = smaller(slots - s, kRowBatch);
     for (int64_t m = 0; m < count; ++m) x[m] = p.hidden + (begin + s + m) * padded(p.width);
-    multiply_many(w2, first, last, x, count, y);
+    multiply_many(w2, first, last, x, count, y, kExpertOutputs);
     for (int64_t m = 0; m < count; ++m) {
       add_weighted(p, p.slots[begin + s + m], y + m * kExpertOutputs, first, last, out);
     }

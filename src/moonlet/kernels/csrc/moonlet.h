@@ -16,7 +16,7 @@ extern "C" {
 #define MOONLET_API __attribute__((visibility("default")))
 
 /* Raised by one with every change of a prototype or of its meaning. */
-#define MOONLET_ABI_VERSION 5
+#define MOONLET_ABI_VERSION 6
 
 /* Status values. */
 #define MOONLET_OK 0
@@ -135,12 +135,14 @@ MOONLET_API int32_t moonlet_kda_backward(const float* q, const float* k, const f
  * result does not depend on their number.
  *
  * y [num_rows, size_out] = x [num_rows, size_in] weight [size_out, size_in]^T, times scale [size_out]
- * where given. weight is contiguous: float32 (weight_type 0), bfloat16 (1) or int8 (2); strides are
- * those of rows. */
-MOONLET_API int32_t moonlet_linear(const float* x, const void* weight, const float* scale, float* y,
-                                   int64_t num_rows, int64_t size_in, int64_t size_out,
-                                   int64_t x_stride, int64_t y_stride, int32_t weight_type,
-                                   int32_t isa_level, int32_t num_threads);
+ * where given. weight is contiguous: float32 (weight_type 0), bfloat16 (1), int8 (2) or MXFP4 (3);
+ * strides are those of rows. MXFP4 is [size_out, size_in / 2] codes with scale bytes [size_out,
+ * size_in / 32], size_in a multiple of 32, and needs `inputs`: num_rows times size_in, rounded up to
+ * 128, floats of scratch. Other types do not touch it. */
+MOONLET_API int32_t moonlet_linear(const float* x, const void* weight, const void* scale, float* y,
+                                   float* inputs, int64_t num_rows, int64_t size_in,
+                                   int64_t size_out, int64_t x_stride, int64_t y_stride,
+                                   int32_t weight_type, int32_t isa_level, int32_t num_threads);
 
 /* Rounds activations in groups of 32: out = x rounded to what the group format of `mode` holds (1
  * MXFP8 with ceil scales, 2 MXFP8 with floor scales, 3 int8 with a float32 scale). */
@@ -335,7 +337,7 @@ MOONLET_API int32_t moonlet_mla_expanded(
 /* Several matrices that share their input, as moonlet_linear has them one by one. Six words describe
  * a matrix: address of the weight, address of the scale or 0, address of y, size_out, y_stride,
  * weight_type. */
-MOONLET_API int32_t moonlet_linear_many(const float* x, const int64_t* matrices,
+MOONLET_API int32_t moonlet_linear_many(const float* x, const int64_t* matrices, float* inputs,
                                         int64_t num_matrices, int64_t num_rows, int64_t size_in,
                                         int64_t x_stride, int32_t isa_level, int32_t num_threads);
 
@@ -349,6 +351,32 @@ MOONLET_API int32_t moonlet_short_conv_step_f32(const float* x, const int64_t* w
                                                 int64_t num_slots, int64_t num_seqs,
                                                 int64_t channels, int64_t taps, int32_t isa_level,
                                                 int32_t num_threads);
+
+/* Rows of verification windows, sequence s being rows starts[s]..starts[s + 1] - 1: each row takes
+ * one step of the short convolution and one of Kimi Delta Attention. x is [rows, num_heads *
+ * (2 key_size + value_size)], raw q, k and v side by side; weights holds the addresses of their
+ * three matrices of taps; z is [rows, num_heads, key_size] and beta [rows, num_heads]. Sequence s
+ * goes on from slot slots[s] of state and conv, laid out as in the two steps, and leaves it as it
+ * is; out is [rows, num_heads, value_size]. Slots are distinct. */
+MOONLET_API int32_t moonlet_kda_window_f32(const float* x, const int64_t* weights, const float* z,
+                                           const float* beta, const float* a_log,
+                                           const float* dt_bias, float lower_bound,
+                                           const float* state, const float* conv,
+                                           const int64_t* slots, const int64_t* starts, float* out,
+                                           int64_t num_slots, int64_t num_seqs, int64_t num_heads,
+                                           int64_t key_size, int64_t value_size, int64_t taps,
+                                           int32_t isa_level, int32_t num_threads);
+
+/* The same inputs again: the slots of state and conv are moved on over the first counts[s] rows of
+ * every window, 0 to all of them; other slots are not touched. */
+MOONLET_API int32_t moonlet_kda_replay_f32(const float* x, const int64_t* weights, const float* z,
+                                           const float* beta, const float* a_log,
+                                           const float* dt_bias, float lower_bound, float* state,
+                                           float* conv, const int64_t* slots,
+                                           const int64_t* starts, const int64_t* counts,
+                                           int64_t num_slots, int64_t num_seqs, int64_t num_heads,
+                                           int64_t key_size, int64_t value_size, int64_t taps,
+                                           int32_t isa_level, int32_t num_threads);
 
 /* out = a + b, and out = x * sigmoid(gate), of `count` values; out may be an input. */
 MOONLET_API int32_t moonlet_add_f32(const float* a, const float* b, float* out, int64_t count,

@@ -81,9 +81,9 @@ void run(const ShortConv& conv, int64_t first, int64_t last, int64_t channel, in
       for (int64_t j = 0; j < taps; ++j) {
         const int64_t at = row - width + j;
         rows[j] = at < start ? before + (at - start + width) * kConvChannels
-                             : conv.x + at * channels + channel;
+                             : conv.x + at * conv.x_stride + channel;
       }
-      convolve<J>(weight, rows, taps, conv.out + row * channels + channel, count);
+      convolve<J>(weight, rows, taps, conv.out + row * conv.out_stride + channel, count);
       for (; e < conv.num_emits && conv.emit_rows[e] == row; ++e) {
         float* emitted = conv.emitted + (conv.emit_places[e] * channels + channel) * width;
         scatter<kCarried>(emitted, rows + 1, width, count);

@@ -12,15 +12,16 @@ constexpr int64_t kMaxTaps = 16;
 constexpr int64_t kConvChannels = 512;  // channels of one piece of work
 
 // x [rows, channels], weight [channels, taps], carry [num_seqs, channels, taps - 1] oldest first,
-// rows starts[s]..starts[s + 1] - 1 being sequence s. The carry after row emit_rows[e] (ascending)
-// goes to emitted[emit_places[e]].
+// rows starts[s]..starts[s + 1] - 1 being sequence s; rows of x and out lie `*_stride` apart. The
+// carry after a sequence's last row goes to new_carry, which may be the old one, and that after row
+// emit_rows[e] (ascending) to emitted[emit_places[e]].
 struct ShortConv {
   const float *x, *weight, *carry;
   const int64_t* starts;
   float *out, *new_carry;
   const int64_t *emit_rows, *emit_places;
   float* emitted;
-  int64_t num_emits, num_seqs, channels, taps;
+  int64_t num_emits, num_seqs, channels, taps, x_stride, out_stride;
 };
 
 // One row of every sequence: x and out [num_seqs, channels], the carry of sequence s in slot

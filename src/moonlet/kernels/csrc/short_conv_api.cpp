@@ -36,7 +36,7 @@ int32_t moonlet_short_conv_f32(const float* x, const float* weight, const float*
   }
   const moonlet::ShortConv conv = {x,         weight,    carry,       starts,  out,
                                    new_carry, emit_rows, emit_places, emitted, num_emits,
-                                   num_seqs,  channels,  taps};
+                                   num_seqs,  channels,  taps,        channels, channels};
   const int64_t num_rows = starts[num_seqs];
   const int64_t blocks = (channels + kConvChannels - 1) / kConvChannels;
   const int64_t pieces = (num_rows + kPieceRows - 1) / kPieceRows;

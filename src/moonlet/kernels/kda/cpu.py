@@ -15,19 +15,21 @@ from moonlet.kernels.kda.reference import KDAResult
 from moonlet.kernels.ragged import Ragged
 from moonlet.kernels.spec import Spec
 
-__all__ = ["kda_chunk", "kda_step", "refusal"]
+__all__ = ["SIZES", "is_served", "kda_chunk", "kda_step", "refusal"]
 
 SIZE_STEP, MAX_SIZE = 16, 256
+SIZES = f"native KDA needs head sizes that are multiples of {SIZE_STEP} up to {MAX_SIZE}"
 
 
-def _is_served(size: int) -> bool:
+def is_served(size: int) -> bool:
+    """Return whether the native kernels have heads of this width."""
     return 0 < size <= MAX_SIZE and size % SIZE_STEP == 0
 
 
 def refusal(spec: Spec) -> str | None:
     """Return why native KDA cannot serve, or None if it can."""
     reason, config = _native_ops.refusal(spec), spec.config
-    if reason is not None or config is None or _is_served(config.kda.head_dim):
+    if reason is not None or config is None or is_served(config.kda.head_dim):
         return reason
     return (
         f"head_dim is {config.kda.head_dim}; native KDA needs a multiple of {SIZE_STEP} "
@@ -46,11 +48,8 @@ class _Inputs:
         state: Tensor,
     ) -> None:
         q, k, v, z, beta, a_log, dt_bias = tensors
-        if state.dim() != 4 or not (_is_served(state.shape[2]) and _is_served(state.shape[3])):
-            raise ShapeError(
-                f"state has shape {list(state.shape)}; native KDA needs head sizes that are "
-                f"multiples of {SIZE_STEP} up to {MAX_SIZE}"
-            )
+        if state.dim() != 4 or not (is_served(state.shape[2]) and is_served(state.shape[3])):
+            raise ShapeError(f"state has shape {list(state.shape)}; {SIZES}")
         if lower_bound is not None and lower_bound >= 0:
             raise ShapeError(f"lower_bound is {lower_bound}; it must be negative or absent")
         self.sizes = heads, key, value = state.shape[1], state.shape[2], state.shape[3]

@@ -11,24 +11,30 @@ from torch import Tensor
 from moonlet.core.errors import ShapeError
 from moonlet.kernels import _native_ops
 from moonlet.kernels.linear.reference import Stored
+from moonlet.kernels.mxfp4 import GROUP_SIZE
 
 __all__ = ["linear", "linear_many"]
 
-_WEIGHT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_MXFP4 = 3
+_WEIGHT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: _MXFP4}
+# MXFP4 reads its inputs in an order of its own, in whole blocks
+_BLOCK = 128
 
 
-def linear(x: Tensor, weight_OI: Tensor, scale_O: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
     """Arguments and result as in `reference.linear`; activations are float32.
 
     Raises:
         ShapeError: The operands do not fit each other, or a dtype is not served.
     """
-    size_out, size_in = weight_OI.shape
-    weight_type = _weight_type(x, weight_OI, scale_O)
+    size_in, size_out = x.shape[-1], weight.shape[0]
+    weight_type = _weight_type(x, weight, scale)
     y = x.new_empty((*x.shape[:-1], size_out))
+    rows = x.numel() // size_in
+    inputs = _inputs(x) if weight_type == _MXFP4 else None
     _native_ops.call(
         "linear",
-        *(x.contiguous(), weight_OI, scale_O, y, y.numel() // size_out, size_in, size_out),
+        *(x.contiguous(), weight, scale, y, inputs, rows, size_in, size_out),
         *(size_in, size_out, weight_type),
     )
     return y
@@ -41,38 +47,53 @@ def linear_many(x: Tensor, groups: Sequence[Sequence[Stored]]) -> list[Tensor]:
         ShapeError: The operands do not fit each other, or a dtype is not served.
     """
     size_in, words = x.shape[-1], array("q")
-    results = []
+    results, has_mxfp4 = [], False
     for group in groups:
-        width = sum(stored.weight_OI.shape[0] for stored in group)
+        width = sum(stored.weight.shape[0] for stored in group)
         y = x.new_empty((*x.shape[:-1], width))
         place = _native_ops.address(y)
-        for weight_OI, scale_O in group:
-            weight_type = _weight_type(x, weight_OI, scale_O)
-            scale = 0 if scale_O is None else _native_ops.address(scale_O)
-            size_out = weight_OI.shape[0]
-            words.extend((_native_ops.address(weight_OI), scale, place))
+        for weight, scale in group:
+            weight_type = _weight_type(x, weight, scale)
+            has_mxfp4 = has_mxfp4 or weight_type == _MXFP4
+            scales = 0 if scale is None else _native_ops.address(scale)
+            size_out = weight.shape[0]
+            words.extend((_native_ops.address(weight), scales, place))
             words.extend((size_out, width, weight_type))
             place += size_out * y.element_size()
         results.append(y)
     rows = x.numel() // size_in
     count = sum(len(group) for group in groups)
-    _native_ops.call("linear_many", x.contiguous(), words, count, rows, size_in, size_in)
+    inputs = _inputs(x) if has_mxfp4 else None
+    _native_ops.call("linear_many", x.contiguous(), words, inputs, count, rows, size_in, size_in)
     return results
 
 
-def _weight_type(x: Tensor, weight_OI: Tensor, scale_O: Tensor | None) -> int:
+def _inputs(x: Tensor) -> Tensor:
+    """Room for the rows of ``x`` in the order that MXFP4 reads."""
+    size = -(-x.shape[-1] // _BLOCK) * _BLOCK
+    return x.new_empty(x.numel() // x.shape[-1] * size)
+
+
+def _weight_type(x: Tensor, weight: Tensor, scale: Tensor | None) -> int:
     """Check the operands and return the number of the weight's stored form."""
-    size_out, size_in = weight_OI.shape
-    weight_type = _WEIGHT_TYPES.get(weight_OI.dtype)
-    if weight_type is None or (weight_type == 2) != (scale_O is not None):
+    size_out, width = weight.shape
+    weight_type = _WEIGHT_TYPES.get(weight.dtype)
+    if weight_type is None or (weight_type >= 2) != (scale is not None):
         raise ShapeError(
-            f"weight has dtype {weight_OI.dtype} {'with' if scale_O is not None else 'without'} "
-            "scales; use float32 or bfloat16, or int8 with scales"
+            f"weight has dtype {weight.dtype} {'with' if scale is not None else 'without'} scales; "
+            "use float32 or bfloat16, or int8 or packed MXFP4 (uint8) with scales"
         )
+    size_in = 2 * width if weight_type == _MXFP4 else width
     if x.dtype != torch.float32 or x.shape[-1] != size_in:
         raise ShapeError(
             f"x is {x.dtype} {list(x.shape)}; float32 rows of {size_in} values are needed"
         )
-    if scale_O is not None:
-        _native_ops.require("scale", scale_O, torch.float32, size_out)
+    if scale is None:
+        return weight_type
+    if weight_type != _MXFP4:
+        _native_ops.require("scale", scale, torch.float32, size_out)
+        return weight_type
+    if size_in % GROUP_SIZE:
+        raise ShapeError(f"rows of {size_in} values are no whole groups of {GROUP_SIZE}")
+    _native_ops.require("scale", scale, torch.uint8, size_out, size_in // GROUP_SIZE)
     return weight_type

@@ -1,7 +1,8 @@
 """``y = x W^T`` with weights as they are stored (model.md section 3; K3 has no biases).
 
-A weight may be coarser than the activations: bfloat16 as published, or int8 with one float32 scale
-per output row. It is widened to the activations' dtype, exactly, before the product.
+A weight may be coarser than the activations: bfloat16 as published, int8 with one float32 scale
+per output row, or packed MXFP4 (model.md section 2.6). It is widened to the activations' dtype,
+exactly, before the product.
 
 Letters: I input width, O output width.
 """
@@ -15,31 +16,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moonlet.kernels import mxfp4
+
 __all__ = ["Stored", "linear", "linear_many"]
 
 
 class Stored(NamedTuple):
     """A weight as it is stored, with its scales where it has them."""
 
-    weight_OI: Tensor
-    scale_O: Tensor | None = None
+    weight: Tensor
+    scale: Tensor | None = None
 
 
-def linear(x: Tensor, weight_OI: Tensor, scale_O: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
     """Multiply rows by a matrix.
 
     Args:
         x: Floating point ``[..., I]``.
-        weight_OI: The dtype of ``x``, bfloat16, or int8.
-        scale_O: float32, the value of one int8 step of every row; None for other weights.
+        weight: ``[O, I]`` in the dtype of ``x``, bfloat16, or int8; or uint8 ``[O, I/2]``, the
+            codes of MXFP4.
+        scale: float32 ``[O]``, the value of one int8 step of every row; uint8 ``[O, I/32]`` of
+            MXFP4; None for other weights.
 
     Returns:
         ``[..., O]`` in the dtype of ``x``.
     """
-    if weight_OI.dtype == torch.int8:
-        assert scale_O is not None, "int8 weights come with scales"
-        return F.linear(x, weight_OI.to(x.dtype)) * scale_O.to(x.dtype)
-    return F.linear(x, weight_OI.to(x.dtype))
+    if weight.dtype == torch.uint8:
+        assert scale is not None, "MXFP4 weights come with scales"
+        return F.linear(x, mxfp4.dequantize(weight, scale, x.dtype, "reference"))
+    if weight.dtype == torch.int8:
+        assert scale is not None, "int8 weights come with scales"
+        return F.linear(x, weight.to(x.dtype)) * scale.to(x.dtype)
+    return F.linear(x, weight.to(x.dtype))
 
 
 def linear_many(x: Tensor, groups: Sequence[Sequence[Stored]]) -> list[Tensor]:

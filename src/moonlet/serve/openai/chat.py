@@ -16,8 +16,9 @@ from starlette.responses import Response
 from moonlet.chat.call_ids import count_tool_calls
 from moonlet.chat.events import Event
 from moonlet.engine.request import EngineRequest, TokenOutput
+from moonlet.serve.auth import cache_salt
 from moonlet.serve.body import read_body, validated
-from moonlet.serve.disconnect import aborting_on_disconnect
+from moonlet.serve.disconnect import aborting_on_disconnect, briefly_until_admitted
 from moonlet.serve.errors import engine_failure
 from moonlet.serve.openai.choice import ChatChoice, ChoiceOptions
 from moonlet.serve.openai.frames import ChatFrames
@@ -55,6 +56,7 @@ class _Reply:
             prompt_tokens=self.num_prompt - STUB_TOKENS,
             completion_tokens=self.choice.num_tokens,
             reasoning_tokens=self.choice.reasoning_tokens,
+            cached_tokens=self.handle.num_cached_tokens,
         )
 
     def logprobs(self, output: TokenOutput) -> list[dict[str, Any]]:
@@ -93,18 +95,20 @@ async def create_chat_completion(request: Request) -> Response:
         check_chat(body, raw)
         service.check_can_chat()
         prompt = await encode_chat(body, raw, service.tokenizer, service.config.effort_fallback)
-        reply = _submit(service, body, raw, prompt)
-        headers = reply.usage().headers()
-        if not body.stream:
-            async with aborting_on_disconnect(request.receive, reply.abort):
-                message = await _collect(reply)
-            return Response(orjson.dumps(message), headers=headers, media_type="application/json")
+        reply = _submit(service, body, raw, prompt, cache_salt(request, body.cache_salt))
+        async with aborting_on_disconnect(request.receive, reply.abort):
+            if not body.stream:
+                message = orjson.dumps(await _collect(reply))
+                headers = reply.usage().headers()
+                return Response(message, headers=headers, media_type="application/json")
+            await briefly_until_admitted([reply.handle])
+            headers = reply.usage().headers()
         release: Callable[[], None] = place.pop_all().close
     return EventStream(_frames(reply), abort=reply.abort, release=release, headers=headers)
 
 
 def _submit(
-    service: Service, body: ChatRequest, raw: Mapping[str, Any], prompt: ChatPrompt
+    service: Service, body: ChatRequest, raw: Mapping[str, Any], prompt: ChatPrompt, salt: str
 ) -> _Reply:
     """Check the lengths and hand the prompt to the engine."""
     config = service.config
@@ -135,7 +139,9 @@ def _submit(
     )
     reply_id = f"chatcmpl-{uuid.uuid4().hex[:24]}"
     choice = ChatChoice(service.tokenizer, options)
-    submitted = EngineRequest(request_id=reply_id, prompt_ids=prompt.ids, sampling=sampling)
+    submitted = EngineRequest(
+        request_id=reply_id, prompt_ids=prompt.ids, sampling=sampling, cache_salt=salt
+    )
     handle = service.engine.submit(submitted)
     return _Reply(reply_id, int(time.time()), body, service, choice, num_prompt, handle)
 

@@ -16,8 +16,9 @@ from starlette.responses import Response
 
 from moonlet.core.errors import RequestError
 from moonlet.engine.request import EngineRequest, SamplingParams, TokenLogprobs
+from moonlet.serve.auth import cache_salt
 from moonlet.serve.body import read_body, validated
-from moonlet.serve.disconnect import aborting_on_disconnect
+from moonlet.serve.disconnect import aborting_on_disconnect, briefly_until_admitted
 from moonlet.serve.errors import engine_failure
 from moonlet.serve.merging import merged
 from moonlet.serve.openai.logprobs import completion_logprobs
@@ -66,7 +67,13 @@ class _Reply:
         return Usage(
             prompt_tokens=sum(len(run.prompt_ids) for run in self.runs),
             completion_tokens=sum(run.choice.num_tokens for run in self.runs),
+            cached_tokens=self._cached_tokens(),
         )
+
+    def _cached_tokens(self) -> int | None:
+        counts = [run.handle.num_cached_tokens for run in self.runs]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
 
     def head(self) -> dict[str, Any]:
         return {
@@ -92,12 +99,14 @@ async def create_completion(request: Request) -> Response:
         service.check_model(body.model)
         check_completion(body, raw)
         prompts = await _encode_prompts(body, service)
-        reply = _submit(service, body, prompts)
-        headers = reply.usage().headers()
-        if not body.stream:
-            async with aborting_on_disconnect(request.receive, reply.abort):
-                answer = await _collect(reply)
-            return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
+        reply = _submit(service, body, prompts, cache_salt(request, body.cache_salt))
+        async with aborting_on_disconnect(request.receive, reply.abort):
+            if not body.stream:
+                answer = orjson.dumps(await _collect(reply))
+                headers = reply.usage().headers()
+                return Response(answer, headers=headers, media_type="application/json")
+            await briefly_until_admitted([run.handle for run in reply.runs])
+            headers = reply.usage().headers()
         release = place.pop_all().close
     return EventStream(_frames(reply), abort=reply.abort, release=release, headers=headers)
 
@@ -125,7 +134,9 @@ async def _encode_prompts(body: CompletionRequest, service: Service) -> list[lis
     return encoded
 
 
-def _submit(service: Service, body: CompletionRequest, prompts: list[list[int]]) -> _Reply:
+def _submit(
+    service: Service, body: CompletionRequest, prompts: list[list[int]], salt: str
+) -> _Reply:
     """Check every prompt, then hand all of them to the engine."""
     config = service.config
     samplings: list[SamplingParams] = []
@@ -154,7 +165,9 @@ def _submit(service: Service, body: CompletionRequest, prompts: list[list[int]])
             body.stop_strings,
             skip_special=bool(body.skip_special_tokens),
         )
-        request = EngineRequest(request_id=run_id, prompt_ids=ids, sampling=sampling)
+        request = EngineRequest(
+            request_id=run_id, prompt_ids=ids, sampling=sampling, cache_salt=salt
+        )
         try:
             handle = service.engine.submit(request)
         except Exception:

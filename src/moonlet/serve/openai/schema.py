@@ -180,6 +180,7 @@ class SamplingFields(Body):
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
 
     @property
     def stop_strings(self) -> list[str]:

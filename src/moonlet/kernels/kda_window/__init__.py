@@ -1,0 +1,1 @@
+"""Verification windows of Kimi Delta Attention: outputs without a trace, then replay."""

@@ -1,4 +1,4 @@
-"""How many drafts each sequence gets, so that speculation is never slower than none.
+"""How many drafts each sequence gets, so that windows never cost more than they bring.
 
 A draft's worth is the probability that it and all before it are accepted; a window's cost is what
 steps of that many rows took (`costs.py`). With R decoding sequences and the drafts of all of them
@@ -8,7 +8,8 @@ sorted by worth, the round takes the b most likely ones, where b is the argmax o
 
 (speculative.md section 7). Survival of a request's j-th draft is alpha ** j; alpha is estimated
 from every round, also from those without drafts in the batch: what was proposed is compared with
-what then came, so watching costs nothing.
+what then came, so watching costs no forward pass. It does cost the drafter's own time, which this
+control does not see: it compares windows with plain steps, and both draft.
 
 The guarantee does not rest on the model: a credit, in seconds, pays for every round that produced
 fewer tokens than plain steps would have in that time. It grows by a small share of the time of

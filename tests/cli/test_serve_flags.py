@@ -90,6 +90,14 @@ def test_max_num_batched_tokens_cuts_prompts(started: Started) -> None:
     assert started(look=_prefill_calls) == 2
 
 
+def test_a_draft_model_is_said_not_to_be_built(
+    started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = '{"method":"dspark","num_speculative_tokens":7}'
+    assert started("--speculative-config", config, look=lambda s: s.engine._speculation) is None
+    assert "--speculative-config: not needed, dspark is not built" in capsys.readouterr().err
+
+
 def test_memory_flags_size_the_cache(started: Started) -> None:
     def sizes(seen: Seen) -> tuple[int, int, int, int]:
         cache = seen.engine._manager.cache
@@ -234,7 +242,7 @@ def test_speculative_config_makes_the_engine_draft(started: Started) -> None:
     ("flags", "words"),
     [
         (("--speculative-config", "{"), "not JSON"),
-        (("--speculative-config", '{"method":"dspark"}'), "'dspark', which needs a draft model"),
+        (("--speculative-config", '{"method":"draft"}'), "method is 'draft'; choose"),
         (("--max-model-lne", "5"), "--max-model-len"),
         (("--port", "many"), "--port"),
         (("--port", "65536"), "--port is 65536"),

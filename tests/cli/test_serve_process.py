@@ -12,15 +12,14 @@ import pytest
 from tests.cli.checkpoints import Served, serve, write_checkpoint
 from tests.patience import PATIENCE_S
 
-# published shapes of K3 on vLLM, with `moonlet` for `vllm`; drafts come from the text, not from a
-# model
+# published shapes of K3 on vLLM, with `moonlet` for `vllm`
 LAUNCH_LINES = {
     "8xB300": (
         "--tensor-parallel-size 8 --load-format fastsafetensors --max-model-len 1048576 "
         "--kv-cache-dtype fp8 --attention-config "
         '{"use_prefill_query_quantization":true,"mla_prefill_backend":"flashinfer"} '
         "--enable-prefix-caching --gpu-memory-utilization 0.95 --speculative-config "
-        '{"method":"ngram","num_speculative_tokens":7} '
+        '{"method":"dspark","model":"Inferact/Kimi-K3-DSpark","num_speculative_tokens":7} '
         "--tool-call-parser kimi_k3 --enable-auto-tool-choice --reasoning-parser kimi_k3 "
         "--trust-remote-code --decode-context-parallel-size 8 --dcp-comm-backend a2a"
     ),
@@ -36,7 +35,6 @@ LAUNCH_LINES = {
 TAKES_EFFECT = (
     "--max-num-seqs",
     "--max-num-batched-tokens",
-    "--speculative-config",
     "--enable-prefix-caching",
 )
 

@@ -52,13 +52,19 @@ def serve_command(
     # torch starts its threads on import, so nothing above may import it
     from moonlet.engine.limits import DEFAULT_CLASS, parse_classes
     from moonlet.engine.memory import MemoryOptions
-    from moonlet.engine.speculative import SpeculativeConfig
+    from moonlet.engine.speculative.config import SpeculativeConfig, unbuilt_method
     from moonlet.serve.loading import EngineOptions, load_engine
     from moonlet.serve.server import bind, check_exposure
 
     check_exposure(flags.host, bool(flags.api_key), flags.insecure)
     names = tuple(flags.served_model_name or served_names(model, directory))
     drafts, classes = flags.speculative_config, flags.priority_classes
+    unbuilt = None if drafts is None else unbuilt_method(drafts)
+    if unbuilt is not None:
+        # a launch line of K3 for vLLM names such a model; the answers are the same without it
+        note = f"--speculative-config: not needed, {unbuilt} is not built and changes no answer"
+        _show(console, [note])
+        drafts = None
     options = EngineOptions(
         max_model_len=max_model_len,
         max_num_seqs=flags.max_num_seqs,

@@ -58,7 +58,8 @@ class ServeFlags:
         priority_classes: JSON list of classes, the most important one first, with budgets, e.g.
             [{"name": "chat", "max_prompt_tokens": 8192}, {"name": "long", "max_seqs": 2}].
         speculative_config: JSON that says how to draft tokens, which the model then verifies in one
-            pass; the answers stay the same. Methods: ngram, suffix.
+            pass; the answers stay the same. Methods: ngram, suffix; those of a draft model are
+            said not to be built, and nothing is drafted.
         threads: Threads for the model; the processors given to this process when left out.
         effort_fallback: What an unknown reasoning effort gets: a 400, or the nearest known one.
         tool_stream: Stream tool arguments as they are written, or each call in one piece.

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 
 from moonlet.core.errors import ConfigError
 
-__all__ = ["SpeculativeConfig"]
+__all__ = ["SpeculativeConfig", "unbuilt_method"]
 
 Method = Literal["ngram", "suffix"]
 Occurrence = Literal["earliest", "latest"]
@@ -133,6 +133,16 @@ class SpeculativeConfig:
             depth = raw.get("suffix_decoding_max_tree_depth", 24)
             values.setdefault("num_speculative_tokens", depth)
         return SpeculativeConfig(**values)
+
+
+def unbuilt_method(text: str) -> str | None:
+    """Return the method of a JSON config where it is known and needs a draft model, else None."""
+    try:
+        raw = json.loads(text)
+    except ValueError:
+        return None
+    method = raw.get("method") if isinstance(raw, dict) else None
+    return method if method in _NOT_BUILT else None
 
 
 def _lookup_range(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,6 +137,23 @@ def test_a_cache_directory_is_opened(started: Started, tmp_path: Path) -> None:
     assert started("--cache-directory", place, *flags, look=budgets) == (1 << 28, 1 << 29)
 
 
+def test_a_fingerprint_tells_trainings_apart(tmp_path: Path) -> None:
+    from moonlet.serve.loading import EngineOptions, _fingerprint
+
+    options = EngineOptions()
+    file = tmp_path / "model.safetensors"
+    content = bytearray(3 << 20)
+    file.write_bytes(content)
+    first = _fingerprint(tmp_path, options)
+    assert _fingerprint(tmp_path, options) == first
+    assert _fingerprint(tmp_path, EngineOptions(trunk="int8")) != first
+    for place in (0, len(content) // 2, len(content) - (1 << 14)):
+        # values differ everywhere between two trainings; here within 16 KiB
+        file.write_bytes(content[:place] + b"x" * (1 << 14)
+                         + content[place + (1 << 14) :])  # fmt: skip
+        assert _fingerprint(tmp_path, options) != first
+
+
 def test_priority_classes_are_those_given(started: Started) -> None:
     def names(seen: Seen) -> list[str]:
         return [known.name for known in seen.engine.limits.classes]

@@ -52,11 +52,12 @@ class _Reply:
     handle: RequestHandle
 
     def usage(self) -> Usage:
+        cached, counted = self.handle.num_cached_tokens, self.num_prompt - STUB_TOKENS
         return Usage(
-            prompt_tokens=self.num_prompt - STUB_TOKENS,
+            prompt_tokens=counted,
             completion_tokens=self.choice.num_tokens,
             reasoning_tokens=self.choice.reasoning_tokens,
-            cached_tokens=self.handle.num_cached_tokens,
+            cached_tokens=None if cached is None else min(cached, counted),
         )
 
     def logprobs(self, output: TokenOutput) -> list[dict[str, Any]]:

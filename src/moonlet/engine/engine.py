@@ -275,12 +275,12 @@ class Engine:
                 self._end(sequence, reason, error=error)
             except Exception:
                 logger.exception("request %s did not end cleanly", sequence.request_id)
-        if self._writeback is not None:
-            self._writeback.close()
         with self._changed:
             handles, self._handles = self._handles, {}
         for handle in handles.values():
             handle.put(TokenOutput((), finish=reason, error=error))
+        if self._writeback is not None:
+            self._writeback.close()
 
     def _obey(self) -> bool:
         """Carry out what was posted, sleeping while idle; False when it is time to end."""

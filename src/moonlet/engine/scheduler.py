@@ -11,9 +11,9 @@ front. The most important one is never asked, and the pool holds at least one re
 length, so something always advances and everything finishes. After a preemption fewer sequences are
 admitted for a while.
 
-Prompts that need several steps ("long" ones) leave three quarters of the budget to short ones, and
-a request whose next unit of prefix is being computed in this step waits for it instead of computing
-it twice.
+Prompts that need several steps ("long" ones) leave most of the budget to short ones: they may count
+on a quarter, at least one unit and at most half, and get what is left over. A request whose next
+unit of prefix is being computed in this step waits for it instead of computing it twice.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class SymbolicEngine:
         if not fails:
             self.memory.execute(step, self.counts)
         for restore in step.restores:
-            self.manager.landed(restore)
+            self.manager.landed(restore, is_whole=not fails)
         if fails:
             involved = [c.sequence for c in step.chunks] + [r.sequence for r in step.restores]
             for sequence in dict.fromkeys(involved):

@@ -123,7 +123,7 @@ class ByHand:
             step = self.speculation.attach(step)
         results = self.runner.execute(step)
         for restore in step.restores:
-            self.manager.landed(restore)
+            self.manager.landed(restore, is_whole=True)
         self.scheduler.advance(step)
         for owner, chosen in results:
             emit(owner, chosen, self.runner.sampler, self.scheduler, frozenset())

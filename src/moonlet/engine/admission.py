@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from typing import Literal
 
 from moonlet.core.errors import PromptTooLong, RequestError
 from moonlet.engine.cache.manager import CacheManager
 from moonlet.engine.limits import SchedulerLimits
-from moonlet.engine.request import EngineRequest
+from moonlet.engine.request import EngineRequest, Sequence
 
-__all__ = ["check_request", "refusal"]
+__all__ = ["check_request", "new_sequence", "refusal"]
 
 
 def check_request(
@@ -51,6 +53,26 @@ def check_request(
                 param="priority",
             )
     return rank
+
+
+def new_sequence(
+    request: EngineRequest, limits: SchedulerLimits, manager: CacheManager, vocab_size: int
+) -> Sequence:
+    """Follow a request from now on: its class, its deadline, a seed where it names none.
+
+    Raises:
+        PromptTooLong: As `check_request`.
+        RequestError: As `check_request`.
+    """
+    rank = check_request(request, limits, manager, vocab_size)
+    deadline = request.deadline_s
+    return Sequence(
+        request,
+        max_model_len=limits.max_model_len,
+        seed=secrets.randbits(64),
+        rank=rank,
+        deadline=None if deadline is None else time.monotonic() + deadline,
+    )
 
 
 def refusal(reason: Literal["closing", "full"], num_waiting: int = 0) -> RequestError:

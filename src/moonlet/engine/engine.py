@@ -9,7 +9,6 @@ ends its requests; their slots and pages are free before the last output, and th
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections import deque
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from moonlet.core.config import ModelConfig
 from moonlet.core.errors import ConfigError, RequestError
-from moonlet.engine.admission import check_request, refusal
+from moonlet.engine.admission import new_sequence, refusal
 from moonlet.engine.emission import emit
 from moonlet.engine.handle import RequestHandle
 from moonlet.engine.limits import DEFAULT_CLASS, PriorityClass, SchedulerLimits
@@ -28,7 +27,7 @@ from moonlet.engine.sampling import Sampled
 from moonlet.engine.scheduler import Scheduler
 from moonlet.engine.speculative import Speculation, SpeculativeConfig
 from moonlet.engine.stats import EngineStats, read_stats
-from moonlet.engine.step import ScheduledChunk, Step
+from moonlet.engine.step import Step
 
 __all__ = ["Engine"]
 
@@ -82,12 +81,11 @@ class Engine:
                 f"engine.max_model_len is {length}; the model knows at most "
                 f"{config.max_position_embeddings} positions"
             )
-        budget = max_num_batched_tokens
+        if max_num_batched_tokens is None:
+            max_num_batched_tokens = max(DEFAULT_BATCHED_TOKENS, 2 * max_num_seqs)
         self.limits = SchedulerLimits(
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max(DEFAULT_BATCHED_TOKENS, 2 * max_num_seqs)
-            if budget is None
-            else budget,
+            max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=length,
             classes=tuple(classes),
         )
@@ -127,6 +125,9 @@ class Engine:
         self._is_closing = False
         self._is_aborting = False
         self._is_over = False
+        self._is_stalled = False
+        if self._writeback is not None:
+            self._writeback.on_loaded = lambda: self._post(lambda: None)
         self._thread = threading.Thread(target=self._run, name="moonlet-engine", daemon=True)
         self._thread.start()
 
@@ -150,15 +151,7 @@ class Engine:
             RequestError: An id is in use or outside the vocabulary (400), the queue is full
                 (429), or the engine is closing (503).
         """
-        rank = check_request(request, self.limits, self._manager, self.config.vocab_size)
-        deadline = request.deadline_s
-        sequence = Sequence(
-            request,
-            max_model_len=self.limits.max_model_len,
-            seed=secrets.randbits(64),
-            rank=rank,
-            deadline=None if deadline is None else time.monotonic() + deadline,
-        )
+        sequence = new_sequence(request, self.limits, self._manager, self.config.vocab_size)
         handle = RequestHandle(request.request_id, self.abort)
         with self._changed:
             if self._is_closing:
@@ -190,6 +183,7 @@ class Engine:
             num_submitted=self._num_submitted,
             num_forward_calls=self._runner.num_forward_calls,
             drafts={} if self._speculation is None else self._speculation.counts(),
+            loads=None if self._writeback is None else self._writeback.loads.counts,
         )
 
     def check(self) -> None:
@@ -284,24 +278,25 @@ class Engine:
 
     def _obey(self) -> bool:
         """Carry out what was posted, sleeping while idle; False when it is time to end."""
+        patience = self._scheduler.patience(time.monotonic()) if self._is_stalled else None
         with self._changed:
-            self._changed.wait_for(
-                lambda: bool(self._commands) or self._has_something_to_do or self._is_closing
-            )
+            self._changed.wait_for(self._is_due, patience)
             commands, self._commands = self._commands, deque()
         for command in commands:
             command()
         if self._is_aborting:
             return False
-        is_idle = not self._scheduler.has_work
-        if self._writeback is not None and self._writeback.has_pending and is_idle:
+        is_idle = self._is_stalled or not self._scheduler.has_work
+        self._is_stalled = False
+        if self._writeback is not None and is_idle:
             self._writeback.write_next()
         return self._scheduler.has_work or not self._is_closing
 
-    @property
-    def _has_something_to_do(self) -> bool:
+    def _is_due(self) -> bool:
+        """Whether there is anything to do; all are stalled while only loads are waited for."""
         has_pending = self._writeback is not None and self._writeback.has_pending
-        return self._scheduler.has_work or has_pending
+        can_step = not self._is_stalled if self._scheduler.has_work else self._is_closing
+        return bool(self._commands) or self._is_aborting or has_pending or can_step
 
     def _enqueue(self, sequence: Sequence) -> None:
         with self._changed:
@@ -326,18 +321,21 @@ class Engine:
             self._end(sequence, "error", error=f"the deadline of {waited:g} s has passed")
         step = self._scheduler.schedule()
         if step is None:
-            assert not self._scheduler.has_work, "sequences wait but none can run"
+            self._is_stalled = self._scheduler.has_work
+            assert not self._is_stalled or self._manager.is_loading, "nobody can run"
             return
         for restore in step.restores:
             sequence = restore.sequence
             self._handles[sequence.request_id].admit(sequence.num_cached_tokens)
         self._counts["steps"] += 1
+        is_whole = False
         try:
             if self._speculation is not None:
                 step = self._speculation.attach(step)
             if self._before_step is not None:
                 self._before_step(step.num_tokens)
             results = self._runner.execute(step)
+            is_whole = True
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(step.chunks))
             self._runner.abandon()
@@ -345,8 +343,8 @@ class Engine:
             return
         finally:
             for restore in step.restores:
-                self._manager.landed(restore)
-        self._count_prompt_tokens(step.chunks)
+                self._manager.landed(restore, is_whole=is_whole)
+        self._counts["prompt"] += sum(c.num_tokens for c in step.chunks if not c.is_decode)
         self._settle(step, results)
         if self._checks_each_step:
             self._check_now()
@@ -354,13 +352,8 @@ class Engine:
     def _fail(self, step: Step, error: Exception) -> None:
         """End the sequences of a step that raised: what they hold is not to be trusted."""
         text = f"internal error ({type(error).__name__}) while computing this request"
-        involved = [chunk.sequence for chunk in step.chunks]
-        involved += [restore.sequence for restore in step.restores]
-        for sequence in dict.fromkeys(involved):
+        for sequence in dict.fromkeys(part.sequence for part in (*step.chunks, *step.restores)):
             self._end(sequence, "error", error=text)
-
-    def _count_prompt_tokens(self, chunks: Iterable[ScheduledChunk]) -> None:
-        self._counts["prompt"] += sum(c.num_tokens for c in chunks if not c.is_decode)
 
     def _settle(self, step: Step, results: list[tuple[Sequence, list[Sampled]]]) -> None:
         """Make what was computed and chosen part of the sequences, then deliver it."""

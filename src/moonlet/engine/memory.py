@@ -33,11 +33,14 @@ class ExternalOptions:
         host_bytes: Budget in host memory; 0 for none.
         directory: Directory that survives a restart; None for none.
         disk_bytes: Budget of the directory.
+        max_load_bytes: Bound of the memory that waiting requests' prefixes are read into; one
+            that is larger by itself is read alone.
     """
 
     host_bytes: int = 0
     directory: Path | None = None
     disk_bytes: int = 16 << 30
+    max_load_bytes: int = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +158,9 @@ def build_writeback(
         directory=options.external.directory,
         disk_bytes=options.external.disk_bytes,
     )
-    writeback = Writeback(pool, manager.cache, state)
+    writeback = Writeback(
+        pool, manager.cache, state, max_load_bytes=options.external.max_load_bytes
+    )
     manager.external = writeback
     manager.cache.before_eviction = writeback.evicted
     return writeback

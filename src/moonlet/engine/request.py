@@ -6,16 +6,19 @@ A request is followed by a `Sequence`, whose state only the scheduler changes:
       |               and pages taken       computed, next one sampled
       v                     |                     |
     WAITING ----------> PREFILL ------------> DECODE ---+
-      |  ^                  |                     |     |  stop id, max_tokens, context full,
-      |  |    preempted     |                     |     |  deadline, or an error of this request
-      |  +------------------+----------+----------+     v
+      |  ^     |          ^ |                     |     |  stop id, max_tokens, context full,
+      |  |     +> LOADING + |                     |     |  deadline, or an error of this request
+      |  |          |       |                     |     |
+      |  |    preempted, or a load that failed    |     |
+      |  +----------+-------+----------+----------+     v
       |                                |             FINISHED
       +--------------------------------+--> ABORTED     ^
       |        abort, or engine closed                  |
       +-------------------------------------------------+
-        an error or the deadline while waiting or in prefill
+        an error or the deadline while waiting, loading or in prefill
 
-WAITING, FINISHED and ABORTED own no state and no page.
+WAITING, FINISHED and ABORTED own no state and no page. LOADING owns those that its prefix will be
+copied to; nobody writes them before it has arrived, so they can be taken back at any time.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Literal, Protocol
 
 from moonlet.core.constraint import TokenConstraint
 from moonlet.core.errors import RequestError
@@ -34,6 +37,7 @@ from moonlet.engine.cache.checkpoints import Checkpoint, CheckpointKind
 __all__ = [
     "EngineRequest",
     "FinishReason",
+    "PrefixLoad",
     "RequestState",
     "SamplingParams",
     "Sequence",
@@ -51,6 +55,7 @@ class RequestState(Enum):
     """Where a request is in its life; see the drawing in the module docstring."""
 
     WAITING = "waiting"
+    LOADING = "loading"
     PREFILL = "prefill"
     DECODE = "decode"
     FINISHED = "finished"
@@ -215,6 +220,30 @@ class TokenOutput:
     error: str | None = None
 
 
+class PrefixLoad(Protocol):
+    """A prefix on its way from outside the arenas; `cache.external.Load` is one."""
+
+    @property
+    def key(self) -> bytes:
+        """Its name."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Its length."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has arrived or failed."""
+        ...
+
+    @property
+    def checkpoint(self) -> object | None:
+        """What has arrived; None before that and after a failure."""
+        ...
+
+
 class Sequence:
     """One request on its way through the engine: its state, its resources, its tokens.
 
@@ -232,6 +261,7 @@ class Sequence:
         chain: Hashes of its complete units.
         marks: Endpoints where its states are to be kept, and why.
         rolling: The newest checkpoint that it made.
+        load: Its prefix on the way from outside the arenas.
         max_total_tokens: Prompt and output together never exceed this.
         seed: The request's seed, or the one drawn for it.
     """
@@ -241,6 +271,7 @@ class Sequence:
         "chain",
         "deadline",
         "finish_reason",
+        "load",
         "marks",
         "max_total_tokens",
         "num_cached_tokens",
@@ -283,6 +314,7 @@ class Sequence:
         self.chain = PrefixChain(b"", 1)
         self.marks: dict[int, CheckpointKind] = {}
         self.rolling: Checkpoint | None = None
+        self.load: PrefixLoad | None = None
         self.finish_reason: FinishReason | None = None
         limit = request.sampling.max_tokens
         total = max_model_len if limit is None else len(self.prompt_ids) + limit

@@ -134,10 +134,13 @@ class Runner:
             tail, sequence = restore.tail, restore.sequence
             if tail is not None:
                 self.state.copy_rows(tail.source, tail.target, tail.num_rows)
-            if restore.external is not None:
+            if restore.load is not None:
                 assert self.writeback is not None
                 assert sequence.slot is not None
-                self.writeback.read(restore.external, sequence.slot, sequence.pages)
+                self.writeback.read(restore.load, sequence.slot, sequence.pages)
+            if restore.kept is not None:
+                for source, target in zip(sequence.states, restore.kept.states, strict=False):
+                    self.state.copy_slot(source, target)
             if restore.checkpoint is not None:
                 pairs = zip(restore.checkpoint.states, sequence.states, strict=True)
                 for source, target in pairs:

@@ -9,7 +9,7 @@ admitted with the pages of all its known tokens and grows page by page; where no
 least important sequence that runs gives its memory back, keeps its last checkpoint and waits at the
 front. The most important one is never asked, and the pool holds at least one request of full
 length, so something always advances and everything finishes. After a preemption fewer sequences are
-admitted for a while.
+admitted for a while. What comes from outside the arenas is waited for aside (`engine.loading`).
 
 Prompts that need several steps ("long" ones) leave most of the budget to short ones: they may count
 on a quarter, at least one unit and at most half, and get what is left over. A request whose next
@@ -19,18 +19,32 @@ unit of prefix is being computed in this step waits for it instead of computing 
 from __future__ import annotations
 
 from moonlet.core.errors import ConfigError
+from moonlet.engine import consistency
 from moonlet.engine.budget import StepBudget
 from moonlet.engine.cache.lookup import NOTHING_FOUND
 from moonlet.engine.cache.manager import CacheManager, Restore, Save
 from moonlet.engine.limits import SchedulerLimits
+from moonlet.engine.loading import LoadingSequences
 from moonlet.engine.queues import WaitingQueues
 from moonlet.engine.request import FinishReason, RequestState, Sequence
+from moonlet.engine.sharing import producer_of, stop_where_they_part
 from moonlet.engine.step import ScheduledChunk, Step
 
 __all__ = ["Scheduler"]
 
 _MOVES = {
-    RequestState.WAITING: {RequestState.PREFILL, RequestState.FINISHED, RequestState.ABORTED},
+    RequestState.WAITING: {
+        RequestState.LOADING,
+        RequestState.PREFILL,
+        RequestState.FINISHED,
+        RequestState.ABORTED,
+    },
+    RequestState.LOADING: {
+        RequestState.PREFILL,
+        RequestState.WAITING,
+        RequestState.FINISHED,
+        RequestState.ABORTED,
+    },
     RequestState.PREFILL: {
         RequestState.DECODE,
         RequestState.WAITING,
@@ -72,6 +86,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._waiting = WaitingQueues(len(limits.classes))
         self._running: dict[str, Sequence] = {}
+        self._loading = LoadingSequences(manager, limits.max_num_seqs)
         self._known: dict[str, Sequence] = {}
         self._num_arrived = 0
         self._num_allowed = limits.max_num_seqs
@@ -84,12 +99,17 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold states."""
+        """Sequences that are computed."""
         return len(self._running)
 
     @property
+    def num_loading(self) -> int:
+        """Sequences that wait for their prefix from outside the arenas."""
+        return len(self._loading)
+
+    @property
     def has_work(self) -> bool:
-        """Whether `schedule` would return a step."""
+        """Whether a sequence is unfinished; then `schedule` returns a step unless loads last."""
         return bool(self._known)
 
     def get(self, request_id: str) -> Sequence | None:
@@ -97,12 +117,17 @@ class Scheduler:
         return self._known.get(request_id)
 
     def unfinished(self) -> list[Sequence]:
-        """All sequences that have not ended, in order of arrival."""
+        """All sequences that go on, in order of arrival."""
         return list(self._known.values())
 
     def expired(self, now: float) -> list[Sequence]:
         """Sequences whose deadline is not after ``now``."""
         return [s for s in self._known.values() if s.deadline is not None and s.deadline <= now]
+
+    def patience(self, now: float) -> float | None:
+        """Seconds until the next deadline, None without one."""
+        deadlines = [s.deadline for s in self._known.values() if s.deadline is not None]
+        return max(0.0, min(deadlines) - now) if deadlines else None
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence; its id must be unknown and its length within the limits."""
@@ -136,8 +161,8 @@ class Scheduler:
         for sequence in self._order():
             if sequence.state is RequestState.PREFILL:
                 self._add_chunk(sequence, budget.left, budget, chunks, producing)
+        assert chunks or not restores
         if not chunks:
-            assert not restores
             return None
         return Step(tuple(chunks), tuple(restores), tuple(preempted))
 
@@ -180,11 +205,20 @@ class Scheduler:
         if was_waiting:
             self._waiting.remove(sequence)
             return
-        del self._running[sequence.request_id]
+        self._take_out(sequence)
         self.manager.close(sequence, is_finished=reason in ("stop", "length"))
 
+    def _take_out(self, sequence: Sequence) -> None:
+        if sequence in self._loading:
+            self._loading.remove(sequence)
+        else:
+            del self._running[sequence.request_id]
+
+    def _placed(self) -> list[Sequence]:
+        """Sequences that hold memory."""
+        return [*self._running.values(), *self._loading]
+
     def _order(self) -> list[Sequence]:
-        """Running sequences, the most important one first."""
         return sorted(self._running.values(), key=_importance)
 
     def _decode_chunks(
@@ -195,7 +229,8 @@ class Scheduler:
             if sequence.state is not RequestState.DECODE:
                 continue
             while not self.manager.grow(sequence, sequence.num_tokens):
-                victim = max(self._running.values(), key=_importance)
+                # a load taken back costs the least, and leaves everyone who runs running
+                victim = max(self._loading or self._running.values(), key=_importance)
                 assert victim.slot is not None
                 preempted.append((victim, victim.slot))
                 self._preempt(victim)
@@ -206,18 +241,22 @@ class Scheduler:
         return chunks
 
     def _preempt(self, sequence: Sequence) -> None:
-        del self._running[sequence.request_id]
-        self.manager.close(sequence, is_finished=False)
-        sequence.num_computed = 0
+        self._take_out(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+        self._give_back(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Let a sequence wait again, without anything."""
+        self.manager.close(sequence, is_finished=False)
+        sequence.num_computed = 0
         self._move(sequence, RequestState.WAITING)
         self._waiting.add(sequence)
 
     def _recover(self, is_pressed: bool) -> None:
         """Admit fewer sequences after a preemption, one more again after some calm steps."""
         if is_pressed:
-            self._num_allowed = max(1, len(self._running))
+            self._num_allowed = max(1, len(self._placed()))
             self._calm_steps = 0
             return
         self._calm_steps += 1
@@ -260,31 +299,64 @@ class Scheduler:
     def _admit(
         self, budget: StepBudget, chunks: list[ScheduledChunk], producing: dict[bytes, Sequence]
     ) -> list[Restore]:
-        restores: list[Restore] = []
+        restores = self._arrivals(budget, chunks, producing)
         for rank in range(len(self.limits.classes)):
             for sequence in self._waiting.of(rank):
-                if len(self._running) >= self._num_allowed or not self._has_share(sequence):
+                num_placed = len(self._placed())
+                if num_placed >= self._num_allowed or not self._has_share(sequence):
                     break
                 if not budget.is_long(sequence) and budget.offer(sequence) <= 0:
                     break
                 found = self.manager.lookup(sequence)
-                producer = self._producer(sequence, found.common, producing)
+                producer = producer_of(sequence, found.common, producing, self.manager.unit_size)
                 if producer is not None:
-                    self._stop_where_they_part(sequence, producer, chunks, budget)
+                    stop_where_they_part(sequence, producer, chunks, budget, self.manager.unit_size)
                     continue
-                spare = sum(map(self._may_grow, self._running.values()))
+                if self._loading.must_wait(found):
+                    continue
+                spare = sum(map(self._may_grow, self._placed()))
                 restore = self.manager.admit(sequence, found, spare)
-                if restore is None and not self._running:
+                if restore is None and not num_placed:
                     # what it would resume from is itself in the way: better computed than stuck
                     restore = self.manager.admit(sequence, NOTHING_FOUND, 0)
                 if restore is None:
                     break
-                restores.append(restore)
                 self._waiting.remove(sequence)
-                self._running[sequence.request_id] = sequence
-                self._move(sequence, RequestState.PREFILL)
-                self._add_chunk(sequence, budget.offer(sequence), budget, chunks, producing)
+                if sequence.load is not None:
+                    self._loading.add(sequence)
+                    self._move(sequence, RequestState.LOADING)
+                    # what was in memory has arrived; nobody waits again while the queue is walked
+                    if sequence.load.checkpoint is None:
+                        continue
+                    self._loading.remove(sequence)
+                    restore = self.manager.arrived(sequence)
+                restores.append(restore)
+                self._begin(sequence, budget, chunks, producing)
         return restores
+
+    def _arrivals(
+        self, budget: StepBudget, chunks: list[ScheduledChunk], producing: dict[bytes, Sequence]
+    ) -> list[Restore]:
+        """Let the sequences run whose prefix has arrived; after a failure they wait again."""
+        restores = []
+        for sequence in self._loading.take_done():
+            if sequence.load is None or sequence.load.checkpoint is None:
+                self._give_back(sequence)
+                continue
+            restores.append(self.manager.arrived(sequence))
+            self._begin(sequence, budget, chunks, producing)
+        return restores
+
+    def _begin(
+        self,
+        sequence: Sequence,
+        budget: StepBudget,
+        chunks: list[ScheduledChunk],
+        producing: dict[bytes, Sequence],
+    ) -> None:
+        self._running[sequence.request_id] = sequence
+        self._move(sequence, RequestState.PREFILL)
+        self._add_chunk(sequence, budget.offer(sequence), budget, chunks, producing)
 
     def _may_grow(self, sequence: Sequence) -> bool:
         return self.manager.pages_for(sequence.max_total_tokens) > len(sequence.pages)
@@ -292,7 +364,7 @@ class Scheduler:
     def _has_share(self, sequence: Sequence) -> bool:
         """Whether the budgets of the sequence's class have room for it."""
         known = self.limits.classes[sequence.rank]
-        peers = [s for s in self._running.values() if s.rank == sequence.rank]
+        peers = [s for s in self._placed() if s.rank == sequence.rank]
         if known.max_seqs is not None and len(peers) >= known.max_seqs:
             return False
         tokens = sum(s.num_tokens for s in peers) + sequence.num_tokens
@@ -301,64 +373,20 @@ class Scheduler:
         pages = sum(len(s.pages) for s in peers) + self.manager.pages_for(sequence.num_tokens + 1)
         return known.max_pages is None or not peers or pages <= known.max_pages
 
-    def _producer(
-        self, sequence: Sequence, common: int, producing: dict[bytes, Sequence]
-    ) -> Sequence | None:
-        """Return who computes the next unit of the sequence's prefix in this step, if any."""
-        next_unit, keys = common // self.manager.unit_size, sequence.chain.keys
-        if next_unit >= min(len(keys), (sequence.num_tokens - 1) // self.manager.unit_size):
-            return None
-        return producing.get(keys[next_unit])
-
-    def _stop_where_they_part(
-        self,
-        sequence: Sequence,
-        producer: Sequence,
-        chunks: list[ScheduledChunk],
-        budget: StepBudget,
-    ) -> None:
-        """Ask the producer to keep its states where a waiting sequence branches off."""
-        unit = self.manager.unit_size
-        keys, theirs = sequence.chain.keys, producer.chain.keys
-        low, high = 0, min(len(keys), len(theirs), (sequence.num_tokens - 1) // unit)
-        # chained hashes agree up to one place and nowhere after it
-        while low < high:
-            middle = (low + high + 1) // 2
-            if keys[middle - 1] == theirs[middle - 1]:
-                low = middle
-            else:
-                high = middle - 1
-        place = low * unit
-        producer.marks.setdefault(place, "junction")
-        for index, chunk in enumerate(chunks):
-            if chunk.sequence is producer and chunk.start < place < chunk.stop:
-                chunks[index] = ScheduledChunk(producer, chunk.start, place - chunk.start)
-                budget.take(producer, place - chunk.stop)
-
     # ---- consistency -----------------------------------------------------------------------
 
     def check(self) -> None:
         """Assert that no block or sequence is lost, shared wrongly or out of step."""
-        cache = self.manager.cache
-        cache.check()
-        running = list(self._running.values())
-        owned = [block for s in running for block in s.states]
-        assert len(set(owned)) == len(owned), "a state has two owners"
-        used = set(owned) | {page for s in running for page in s.pages}
-        assert used == cache.states.held() | cache.pages.held(), "blocks and owners differ"
-        refs: dict[int, int] = {}
-        for page in (page for s in running for page in s.pages):
-            refs[page] = refs.get(page, 0) + 1
-        assert all(cache.pages.refs(page) == count for page, count in refs.items())
-        assert len(running) <= self.limits.max_num_seqs
-        assert len(running) + len(self._waiting) == len(self._known), "a sequence is lost"
+        placed = self._placed()
+        assert len(placed) <= self.limits.max_num_seqs
+        assert len(placed) + len(self._waiting) == len(self._known), "a sequence is lost"
+        consistency.check_ownership(self.manager, placed)
         for sequence in self._waiting:
-            assert sequence.state is RequestState.WAITING
-            assert not sequence.states
-            assert not sequence.pages
-            assert sequence.num_computed == 0
-        for sequence in running:
-            _check_running(sequence, self.manager.pages_for(sequence.num_computed))
+            consistency.check_waiting(sequence)
+        for sequence in self._loading:
+            consistency.check_loading(sequence)
+        for sequence in self._running.values():
+            consistency.check_running(sequence, self.manager.pages_for(sequence.num_computed))
 
     @staticmethod
     def _move(sequence: Sequence, state: RequestState) -> None:
@@ -368,15 +396,3 @@ class Scheduler:
 
 def _importance(sequence: Sequence) -> tuple[int, int]:
     return (sequence.rank, sequence.arrival)
-
-
-def _check_running(sequence: Sequence, num_pages: int) -> None:
-    is_known = sequence.num_computed < sequence.num_tokens
-    assert sequence.num_computed <= sequence.num_tokens <= sequence.max_total_tokens
-    if sequence.state is RequestState.DECODE:
-        assert sequence.num_tokens - sequence.num_computed <= 1
-    else:
-        assert sequence.state is RequestState.PREFILL
-        assert is_known, "a prompt is computed, but the sequence does not decode"
-    assert len(sequence.pages) >= num_pages, "rows without a page"
-    assert sequence.states, "a running sequence without states"

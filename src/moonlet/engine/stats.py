@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from moonlet.engine.cache.external.load_queue import LoadCounts
 from moonlet.engine.request import FinishReason
 from moonlet.engine.scheduler import Scheduler
 
@@ -44,6 +45,12 @@ class EngineStats:
         num_draft_tokens: Drafts in them.
         num_accepted_tokens: Drafts that became tokens.
         accepted_per_pos: Of those, the first, second, ... draft of their window.
+        num_loading: Gauge: requests that wait for their prefix from outside the arenas.
+        num_loads: Prefixes asked for outside the arenas; 0 without an external cache.
+        num_failed_loads: Of those, torn or vanished ones; the prefix was computed instead.
+        num_cancelled_loads: Of those, given up before they had arrived.
+        num_loaded_bytes: Bytes that have arrived.
+        load_wait_s: Seconds that requests waited for them, summed over requests.
     """
 
     num_steps: int
@@ -73,6 +80,12 @@ class EngineStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_pos: tuple[int, ...] = ()
+    num_loading: int = 0
+    num_loads: int = 0
+    num_failed_loads: int = 0
+    num_cancelled_loads: int = 0
+    num_loaded_bytes: int = 0
+    load_wait_s: float = 0.0
 
 
 def read_stats(
@@ -83,6 +96,7 @@ def read_stats(
     num_submitted: int,
     num_forward_calls: int,
     drafts: Mapping[str, Any],
+    loads: LoadCounts | None = None,
 ) -> EngineStats:
     """Take a snapshot.
 
@@ -93,7 +107,9 @@ def read_stats(
         num_submitted: Requests that the scheduler has not seen yet.
         num_forward_calls: Of the runner.
         drafts: Counters of the speculation, none without it.
+        loads: Counters of what came from outside the arenas.
     """
+    loads = loads or LoadCounts()
     cache = scheduler.manager.cache
     pages, states, prefix = cache.pages, cache.states, cache.counts
     return EngineStats(
@@ -120,5 +136,11 @@ def read_stats(
         num_finished=ends["stop"] + ends["length"],
         num_aborted=ends["abort"],
         num_failed=ends["error"],
+        num_loading=scheduler.num_loading,
+        num_loads=loads.started,
+        num_failed_loads=loads.failed,
+        num_cancelled_loads=loads.cancelled,
+        num_loaded_bytes=loads.loaded_bytes,
+        load_wait_s=loads.wait_s,
         **drafts,
     )

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from moonlet.engine.cache.checkpoints import Checkpoint
 
-__all__ = ["NOTHING_FOUND", "Lookup", "PrefixCounts"]
+__all__ = ["NOTHING_FOUND", "Lookup", "PrefixCounts", "StoredPrefix"]
+
+
+class StoredPrefix(Protocol):
+    """A prefix outside the arenas that can be asked for."""
+
+    @property
+    def key(self) -> bytes:
+        """Its name."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Its length."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,21 +32,19 @@ class Lookup:
         checkpoint: Where to resume; None where nothing can be resumed.
         pages: Pages with the rows below the checkpoint, in order of position.
         common: Endpoint up to which MLA rows are there, at or beyond the checkpoint.
-        external: A longer prefix from outside the arenas, in place of the checkpoint.
-        num_external_tokens: Its length.
+        external: A longer prefix outside the arenas, in place of the checkpoint.
     """
 
     checkpoint: Checkpoint | None
     pages: tuple[int, ...]
     common: int
-    external: object | None = None
-    num_external_tokens: int = 0
+    external: StoredPrefix | None = None
 
     @property
     def position(self) -> int:
         """Tokens that need not be computed."""
         if self.external is not None:
-            return self.num_external_tokens
+            return self.external.num_tokens
         return 0 if self.checkpoint is None else self.checkpoint.position
 
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from moonlet.core.errors import CapacityError
 from moonlet.engine.cache.chain import PrefixChain, root_hash
 from moonlet.engine.cache.checkpoints import Checkpoint, CheckpointKind, is_kept
-from moonlet.engine.cache.lookup import NOTHING_FOUND, Lookup
+from moonlet.engine.cache.lookup import NOTHING_FOUND, Lookup, StoredPrefix
 from moonlet.engine.cache.planner import checkpoint_before, plan_end, turn_marks
 from moonlet.engine.cache.prefix import PrefixCache
-from moonlet.engine.request import Sequence
+from moonlet.engine.request import PrefixLoad, Sequence
 
 __all__ = ["CacheManager", "Restore", "Save", "TailCopy"]
 
@@ -43,13 +43,15 @@ class Restore:
         sequence: The reader.
         checkpoint: Its states go to the sequence's own; None for a start at position 0.
         tail: Copy of a page that is shared in part only.
-        external: Rows and states that come from outside the arenas, in place of a checkpoint.
+        load: Rows and states that came from outside the arenas, in place of a checkpoint.
+        kept: Makes what was loaded findable in the arenas too; its states are copied at once.
     """
 
     sequence: Sequence
     checkpoint: Checkpoint | None
     tail: TailCopy | None
-    external: object | None = None
+    load: PrefixLoad | None = None
+    kept: Save | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +72,32 @@ class Save:
     kinds: frozenset[CheckpointKind]
 
 
-class StoredPrefix(Protocol):
-    """A prefix outside the arenas."""
-
-    @property
-    def keys(self) -> SequenceOf[bytes]:
-        """Hash of every unit."""
-        ...
-
-
 class ExternalTier(Protocol):
     """Where checkpoints outlive the arenas; `cache.writeback.Writeback` is one."""
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load has not ended yet; whoever waits is called when it does."""
+        ...
 
     def note(self, checkpoint: Checkpoint) -> None:
         """Hear of a checkpoint that was published or has got another kind."""
         ...
 
     def find(self, keys: SequenceOf[bytes], num_units: int) -> StoredPrefix | None:
-        """Return the longest stored prefix of a chain beyond ``num_units`` units."""
+        """Name the longest stored prefix of a chain beyond ``num_units`` units."""
+        ...
+
+    def can_start(self, stored: Any) -> bool:
+        """Whether there is room to fetch what `find` named."""
+        ...
+
+    def start(self, stored: Any) -> PrefixLoad:
+        """Begin to fetch it; nothing in the arenas is touched."""
+        ...
+
+    def release(self, load: Any) -> None:
+        """Forget a load, ended or not."""
         ...
 
 
@@ -154,8 +164,7 @@ class CacheManager:
             reach = keys[: cap // self.unit_size]
             stored = self.external.find(reach, found.position // self.unit_size)
             if stored is not None:
-                length = len(stored.keys) * self.unit_size
-                return Lookup(None, (), found.common, stored, length)
+                return Lookup(None, (), found.common, stored)
         return found
 
     def admit(self, sequence: Sequence, found: Lookup, num_spare: int) -> Restore | None:
@@ -167,7 +176,8 @@ class CacheManager:
             num_spare: Pages that must be left for the growth of others.
 
         Returns:
-            What must be copied; None, and nothing has changed, where there is no room.
+            What must be copied; None, and nothing has changed, where there is no room. Where the
+            prefix is outside the arenas it is on its way now, and `arrived` says what to copy.
         """
         cache, checkpoint = self.cache, found.checkpoint
         if checkpoint is not None:
@@ -191,15 +201,55 @@ class CacheManager:
         if checkpoint is not None and found.position % self.page_size:
             tail = TailCopy(found.pages[-1], pages[0], found.position % self.page_size)
         sequence.pages = [*found.pages[:num_shared], *pages]
+        if found.external is not None:
+            assert self.external is not None
+            sequence.load = self.external.start(found.external)
+            return Restore(sequence, None, None)
         sequence.num_computed = sequence.num_cached_tokens = found.position
         sequence.num_registered = num_shared * self.page_size // self.unit_size
         if found.common - found.position >= self.unit_size:
             sequence.marks[found.common] = "junction"
         cache.count(found, sequence.num_tokens)
-        return Restore(sequence, checkpoint, tail, found.external)
+        return Restore(sequence, checkpoint, tail)
 
-    def landed(self, restore: Restore) -> None:
-        """Say that a restore's copies are done: its sources are free again."""
+    @property
+    def is_loading(self) -> bool:
+        """Whether something comes from outside the arenas."""
+        return self.external is not None and self.external.is_loading
+
+    def can_load(self, found: Lookup) -> bool:
+        """Whether what a lookup found outside the arenas can be fetched now."""
+        return self.external is not None and self.external.can_start(found.external)
+
+    def arrived(self, sequence: Sequence) -> Restore:
+        """Say what to copy once a sequence's load has ended well."""
+        load, cache = sequence.load, self.cache
+        assert load is not None
+        assert load.checkpoint is not None
+        sequence.num_computed = sequence.num_cached_tokens = load.num_tokens
+        cache.count(Lookup(None, (), 0, load), sequence.num_tokens)
+        kept = None
+        if load.num_tokens % self.unit_size == 0:
+            try:
+                states = tuple(cache.allocate_states(cache.num_groups))
+            except CapacityError:
+                states = ()
+            # what is stored outside is the end of a turn or of a prompt, or where prompts part
+            kinds: frozenset[CheckpointKind] = frozenset(["turn"] if states else [])
+            kept = Save(sequence, load.num_tokens // self.unit_size, states, kinds)
+        return Restore(sequence, None, None, load, kept)
+
+    def landed(self, restore: Restore, *, is_whole: bool) -> None:
+        """Say that a restore's copies are done, or failed: its sources are free again.
+
+        Args:
+            restore: Of a step that has run.
+            is_whole: Whether its bytes are there; only then may others find what was loaded.
+        """
+        if restore.kept is not None:
+            self.confirm(restore.kept, is_finite=is_whole)
+        if restore.load is not None:
+            self._release_load(restore.sequence)
         if restore.checkpoint is not None:
             self.cache.unpin_checkpoint(restore.checkpoint)
         if restore.tail is not None:
@@ -300,11 +350,18 @@ class CacheManager:
             if self.external is not None:
                 self.external.note(rolling)
             sequence.rolling = None
+        self._release_load(sequence)
         self.cache.states.release(sequence.states)
         self.cache.release_pages(sequence.pages)
         sequence.states = ()
         sequence.pages = []
         sequence.num_registered = 0
+
+    def _release_load(self, sequence: Sequence) -> None:
+        load, sequence.load = sequence.load, None
+        if load is not None:
+            assert self.external is not None
+            self.external.release(load)
 
     def _kinds(self, sequence: Sequence) -> frozenset[CheckpointKind]:
         """Return why the present states of a sequence at an endpoint are to be kept."""

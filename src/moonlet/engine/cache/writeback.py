@@ -3,16 +3,16 @@
 Ends of turns, ends of prompts and places where prompts part are written while the engine is idle,
 and whatever is given up for room just before it goes. A request whose prefix reaches further in the
 pool than in the arenas starts from there (hybrid-cache.md section 12). Bytes are copied by the
-engine's thread, files are written by the pool's own.
+engine's thread; files are written and read by two others, so no stream waits for a disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from moonlet.engine.cache.checkpoints import Checkpoint
-from moonlet.engine.cache.external import Checkpoint as ExternalCheckpoint
-from moonlet.engine.cache.external import ExternalPool
+from moonlet.engine.cache.external import ExternalPool, Load, LoadQueue
 from moonlet.engine.cache.prefix import PrefixCache
 from moonlet.engine.cache.state import PagedState
 from moonlet.engine.cache.transfer import SequenceMemory
@@ -22,6 +22,21 @@ __all__ = ["Writeback"]
 _WRITTEN = frozenset({"turn", "tail", "junction"})
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A prefix that the pool can be asked for.
+
+    Attributes:
+        key: Its name.
+        num_tokens: Its position.
+        num_bytes: Of its rows and states.
+    """
+
+    key: bytes
+    num_tokens: int
+    num_bytes: int
+
+
 class Writeback:
     """Copies checkpoints to the pool and finds them there again.
 
@@ -29,13 +44,21 @@ class Writeback:
         pool: Where they go.
         cache: Index of the arenas.
         state: The arenas.
+        max_load_bytes: Bound of the memory that is read into.
+
+    Attributes:
+        loads: What is being read.
+        on_loaded: Called from another thread whenever a load has ended; set by the engine.
     """
 
-    def __init__(self, pool: ExternalPool, cache: PrefixCache, state: PagedState) -> None:
+    def __init__(
+        self, pool: ExternalPool, cache: PrefixCache, state: PagedState, *, max_load_bytes: int
+    ) -> None:
         self.pool = pool
+        self.on_loaded: Callable[[], None] | None = None
+        self.loads = LoadQueue(pool.load, max_load_bytes, self._wake)
         self._cache, self._state = cache, state
         self._pending: dict[bytes, None] = {}
-        self._loaded: ExternalCheckpoint | None = None
 
     @property
     def has_pending(self) -> bool:
@@ -48,13 +71,13 @@ class Writeback:
             self._pending[checkpoint.key] = None
 
     def write_next(self) -> None:
-        """Copy what has waited longest."""
-        key = next(iter(self._pending))
-        checkpoint = self._cache.find(key)
-        if checkpoint is None:
-            del self._pending[key]
-        else:
+        """Copy what has waited longest, if anything has."""
+        key = next(iter(self._pending), None)
+        checkpoint = None if key is None else self._cache.find(key)
+        if checkpoint is not None:
             self.write(checkpoint)
+        elif key is not None:
+            del self._pending[key]
 
     def evicted(self, checkpoint: Checkpoint) -> None:
         """Copy a checkpoint that is about to be given up, if it is worth it."""
@@ -68,31 +91,52 @@ class Writeback:
         memory = SequenceMemory(state=self._state, slot=checkpoint.states[0], pages=pages)
         self.pool.store(keys, memory.read_rows, memory.read_state)
 
-    def find(self, keys: Sequence[bytes], num_units: int) -> ExternalCheckpoint | None:
-        """Return the longest checkpoint of a chain beyond ``num_units`` units, read from the pool.
+    # ---- coming back -----------------------------------------------------------------------
 
-        The last one read is remembered: who waits for room asks in every step.
-        """
-        while (index := self.pool.longest(keys)) is not None and index + 1 > num_units:
-            if self._loaded is None or self._loaded.key != keys[index]:
-                self._loaded = self.pool.load(keys[index])
-            if self._loaded is not None:
-                return self._loaded
-        return None
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load has not ended or holds memory."""
+        return len(self.loads) > 0
 
-    def read(self, checkpoint: object, slot: int, pages: Sequence[int]) -> None:
-        """Copy the rows and states of what `find` returned into the arenas."""
-        assert isinstance(checkpoint, ExternalCheckpoint)
+    def _wake(self) -> None:
+        if self.on_loaded is not None:
+            self.on_loaded()
+
+    def find(self, keys: Sequence[bytes], num_units: int) -> Stored | None:
+        """Name the longest checkpoint of a chain beyond ``num_units`` units; nothing is read."""
+        index = self.pool.longest(keys)
+        if index is None or index < num_units:
+            return None
+        identity = self.pool.identity
+        num_bytes = (index + 1) * identity.unit_bytes + identity.geometry.state_bytes
+        return Stored(keys[index], (index + 1) * identity.hash_unit, num_bytes)
+
+    def can_start(self, stored: Stored) -> bool:
+        """Whether there is memory to read it into."""
+        return self.loads.has_room(stored.num_bytes)
+
+    def start(self, stored: Stored) -> Load:
+        """Begin to fetch what `find` named; what is in memory already is there at once."""
+        known = self.pool.load_from_memory(stored.key)
+        return self.loads.start(stored.key, stored.num_tokens, stored.num_bytes, known)
+
+    def release(self, load: Load) -> None:
+        """Forget a load that was copied or is not wanted any more."""
+        self.loads.release(load)
+
+    def read(self, load: Load, slot: int, pages: Sequence[int]) -> None:
+        """Copy the rows and states of a load into the arenas."""
+        assert load.checkpoint is not None, "a load is copied before it has ended"
         memory = SequenceMemory(state=self._state, slot=slot, pages=pages)
         start = 0
-        for rows in checkpoint.rows():
+        for rows in load.checkpoint.rows():
             memory.write_rows(start, rows)
             start += self._cache.unit_size
-        memory.write_state(checkpoint.state)
-        self._loaded = None
+        memory.write_state(load.checkpoint.state)
 
     def close(self) -> None:
-        """Copy everything that waits and end the pool's thread."""
+        """Give up what is being read, copy everything that waits and end the threads."""
+        self.loads.close()
         while self._pending:
             self.write_next()
         self.pool.close()

@@ -7,6 +7,7 @@ from moonlet.engine.cache.external.geometry import (
     StateGeometry,
     break_even_tokens,
 )
+from moonlet.engine.cache.external.load_queue import Load, LoadQueue
 from moonlet.engine.cache.external.pool import ExternalPool, PoolStats
 from moonlet.engine.cache.external.session import (
     SessionHeader,
@@ -19,6 +20,8 @@ __all__ = [
     "CacheIdentity",
     "Checkpoint",
     "ExternalPool",
+    "Load",
+    "LoadQueue",
     "Payload",
     "PoolStats",
     "SessionHeader",

@@ -264,12 +264,17 @@ class DiskTier:
 
     # ---- reading: any thread --------------------------------------------------------------------
 
-    def load(self, key: bytes) -> Checkpoint | None:
+    def load(self, key: bytes, is_wanted: Callable[[], bool] = lambda: True) -> Checkpoint | None:
         """Read a checkpoint and compare every byte with its sha256; counts as a use.
 
+        Args:
+            key: Its name.
+            is_wanted: Asked between two objects; reading ends where it says no.
+
         Returns:
-            The checkpoint, or None: it is not here, was evicted while being read, or is broken.
-            After None it is not here any more, nor is any other with the same broken part.
+            The checkpoint, or None: it is not wanted, not here, was evicted while being read, or
+            is broken. After None for a wanted one it is not here any more, nor is any other with
+            the same broken part.
         """
         with self._lock:
             manifest = self._manifests.get(key)
@@ -277,6 +282,8 @@ class DiskTier:
             return None
         units: dict[bytes, Payload] = {}
         for unit, unit_digest in zip(manifest.keys, manifest.unit_digests, strict=True):
+            if not is_wanted():
+                return None
             payload = self._read(UNITS, unit, self._unit_bytes, unit_digest)
             if payload is None:
                 self._drop(manifest, broken_unit=unit)

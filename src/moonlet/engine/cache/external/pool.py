@@ -132,24 +132,38 @@ class ExternalPool:
     def _has(self, key: bytes) -> bool:
         return key in self._host or (self._disk is not None and key in self._disk)
 
-    def load(self, key: bytes) -> Checkpoint | None:
+    def load(self, key: bytes, is_wanted: Callable[[], bool] = lambda: True) -> Checkpoint | None:
         """Fetch a checkpoint by the chain hash of its last unit.
 
+        Args:
+            key: Its name.
+            is_wanted: Asked while files are read; reading ends where it says no.
+
         Returns:
-            All rows and the state, verified, or None. After None `longest` does not name this
-            checkpoint again, unless it is stored anew, so asking it again ends.
+            All rows and the state, verified, or None. After None for a wanted one `longest` does
+            not name this checkpoint again, unless it is stored anew, so asking it again ends.
         """
-        checkpoint, is_from_disk = self._host.load(key), False
-        if checkpoint is not None and self._disk is not None:
-            self._disk.touch(key)
-        if checkpoint is None and self._disk is not None:
-            checkpoint, is_from_disk = self._disk.load(key), True
+        checkpoint = self.load_from_memory(key)
+        if checkpoint is not None:
+            return checkpoint
+        if self._disk is not None:
+            checkpoint = self._disk.load(key, is_wanted)
             if checkpoint is not None:
                 self._host.store(checkpoint)
         with self._count_lock:
             self._num_misses += checkpoint is None
-            self._num_disk_hits += checkpoint is not None and is_from_disk
-            self._num_host_hits += checkpoint is not None and not is_from_disk
+            self._num_disk_hits += checkpoint is not None
+        return checkpoint
+
+    def load_from_memory(self, key: bytes) -> Checkpoint | None:
+        """Fetch a checkpoint without reading a file; None where memory does not have it."""
+        checkpoint = self._host.load(key)
+        if checkpoint is None:
+            return None
+        if self._disk is not None:
+            self._disk.touch(key)
+        with self._count_lock:
+            self._num_host_hits += 1
         return checkpoint
 
     def store(

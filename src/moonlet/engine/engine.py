@@ -25,6 +25,7 @@ from moonlet.engine.request import EngineRequest, FinishReason, Sequence, TokenO
 from moonlet.engine.runner import EngineModel, Runner
 from moonlet.engine.sampling import Sampled
 from moonlet.engine.scheduler import Scheduler
+from moonlet.engine.sessions import build_sessions
 from moonlet.engine.speculative import Speculation, SpeculativeConfig
 from moonlet.engine.stats import EngineStats, read_stats
 from moonlet.engine.step import Step
@@ -53,6 +54,9 @@ class Engine:
         replay_decode: Run decode steps from tapes where that is possible (`engine.replay`).
         before_step: Called by the engine's thread with the number of rows before each forward pass.
         check_each_step: Run `check` after every step (tests).
+
+    Attributes:
+        sessions: Hand-over to and from other processes.
 
     Raises:
         ConfigError: Limits that contradict each other.
@@ -102,7 +106,7 @@ class Engine:
         self._scheduler = Scheduler(self.limits, manager)
         self._runner = Runner(model, state, unit_size=memory.unit_size, replay_decode=replay_decode)
         self._writeback = build_writeback(config, memory, manager, state, model.dtype)
-        self._runner.writeback = self._writeback
+        self.sessions = build_sessions(config, memory, manager, model.dtype)
         self._speculation: Speculation | None = None
         if speculative is not None:
             self._speculation = Speculation(
@@ -366,6 +370,7 @@ class Engine:
         for save in scheduler.saves(step):
             self._manager.confirm(save, is_finite=self._runner.keep(save))
         for emission in emissions:
+            self._runner.capture(emission.sequence)
             self._counts["generated"] += len(emission.ids)
             if emission.finish is None:
                 self._handles[emission.sequence.request_id].put(emission.output())

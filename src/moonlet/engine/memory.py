@@ -18,7 +18,14 @@ from moonlet.engine.cache.state import PagedState, page_bytes, slot_bytes
 from moonlet.engine.cache.writeback import Writeback
 from moonlet.engine.limits import SchedulerLimits
 
-__all__ = ["DEFAULT_MEMORY", "ExternalOptions", "MemoryOptions", "build_memory", "build_writeback"]
+__all__ = [
+    "DEFAULT_MEMORY",
+    "ExternalOptions",
+    "MemoryOptions",
+    "build_memory",
+    "build_writeback",
+    "state_geometry",
+]
 
 _CACHE_BYTES = 4 << 30
 _STATE_BYTES = 2 << 30
@@ -55,8 +62,9 @@ class MemoryOptions:
         num_checkpoints: Recurrent states kept beside those of running sequences; when absent,
             what fits in 2 GiB, at least two and at most 1,024.
         prefix_caching: Whether requests share what their prompts have in common.
-        unified_pool: One pool of blocks for pages and states. Ids are shared, bytes are not: on a
-            CPU the two arenas stay apart, each with room for every id.
+        unified_pool: One pool of blocks for pages and states, for parity of the logical rules
+            (hybrid-cache.md section 3.2). Ids are shared, bytes are not: the native operators take
+            contiguous arenas, so the two stay apart, each with room for every id.
         fingerprint: Identity of the model's weights.
         external: Where prefixes are kept beyond the arenas; None for nowhere.
     """
@@ -149,7 +157,7 @@ def build_writeback(
     """
     if options.external is None:
         return None
-    geometry = StateGeometry.of(config, str(dtype).removeprefix("torch."))
+    geometry = state_geometry(config, dtype)
     pool = ExternalPool(
         CacheIdentity(
             fingerprint=options.fingerprint.hex(), hash_unit=options.unit_size, geometry=geometry
@@ -164,6 +172,11 @@ def build_writeback(
     manager.external = writeback
     manager.cache.before_eviction = writeback.evicted
     return writeback
+
+
+def state_geometry(config: ModelConfig, dtype: torch.dtype) -> StateGeometry:
+    """Sizes of what the layers keep of one sequence."""
+    return StateGeometry.of(config, str(dtype).removeprefix("torch."))
 
 
 def _default_pages(

@@ -24,10 +24,11 @@ copied to; nobody writes them before it has arrived, so they can be taken back a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from moonlet.core.constraint import TokenConstraint
 from moonlet.core.errors import RequestError
@@ -168,6 +169,8 @@ class EngineRequest:
         priority: Name of a priority class; the first class that takes prompts of this length when
             absent.
         deadline_s: Seconds from now after which the request ends with an error, finished or not.
+        capture: Called by the engine's thread with the sequence and the memory it is in, when the
+            prompt is computed and nothing after it.
     """
 
     request_id: str
@@ -178,6 +181,7 @@ class EngineRequest:
     media: tuple[MediaSpan, ...] = ()
     priority: str | None = None
     deadline_s: float | None = None
+    capture: Callable[[Any, Any], None] | None = None
 
     def __post_init__(self) -> None:
         """Freeze the prompt and check the deadline."""
@@ -239,7 +243,7 @@ class PrefixLoad(Protocol):
         ...
 
     @property
-    def checkpoint(self) -> object | None:
+    def checkpoint(self) -> Any:
         """What has arrived; None before that and after a failure."""
         ...
 

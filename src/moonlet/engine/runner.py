@@ -12,7 +12,7 @@ from moonlet.core.config import ModelConfig
 from moonlet.engine.batch import build_batch
 from moonlet.engine.cache.manager import Save
 from moonlet.engine.cache.state import PagedState
-from moonlet.engine.cache.writeback import Writeback
+from moonlet.engine.cache.transfer import SequenceMemory
 from moonlet.engine.replay import DecodeReplay
 from moonlet.engine.request import Sequence
 from moonlet.engine.sampling import Sampled, Sampler
@@ -59,7 +59,6 @@ class Runner:
         replay_decode: Whether decode steps may run from tapes.
 
     Attributes:
-        writeback: Reads what sequences resume from outside the arenas; None without a pool.
         num_forward_calls: Forward passes so far.
     """
 
@@ -72,7 +71,6 @@ class Runner:
         self.num_forward_calls = 0
         self._unit_size = unit_size
         self._num_bound: dict[int, int] = {}
-        self.writeback: Writeback | None = None
         self._open: tuple[Step, BatchMeta] | None = None
         self._replay = DecodeReplay(model, state, replay_decode and model.device.type == "cpu")
 
@@ -135,9 +133,12 @@ class Runner:
             if tail is not None:
                 self.state.copy_rows(tail.source, tail.target, tail.num_rows)
             if restore.load is not None:
-                assert self.writeback is not None
                 assert sequence.slot is not None
-                self.writeback.read(restore.load, sequence.slot, sequence.pages)
+                pages, arrived = sequence.pages, restore.load.checkpoint
+                memory = SequenceMemory(state=self.state, slot=sequence.slot, pages=pages)
+                for start, rows in arrived.pieces(self._unit_size):
+                    memory.write_rows(start, rows)
+                memory.write_state(arrived.state)
             if restore.kept is not None:
                 for source, target in zip(sequence.states, restore.kept.states, strict=False):
                     self.state.copy_slot(source, target)
@@ -152,6 +153,12 @@ class Runner:
             if self._num_bound.get(sequence.slot) != len(sequence.pages):
                 self.state.bind(sequence.slot, sequence.pages)
                 self._num_bound[sequence.slot] = len(sequence.pages)
+
+    def capture(self, sequence: Sequence) -> None:
+        """Show a sequence's memory to its request, once the prompt is computed and no more."""
+        capture = sequence.request.capture
+        if capture is not None and sequence.num_computed == len(sequence.prompt_ids):
+            capture(sequence, self.state)
 
     def _unbind(self, slot: int) -> None:
         if self._num_bound.pop(slot, None) is not None:

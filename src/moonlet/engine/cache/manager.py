@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from moonlet.core.errors import CapacityError
 from moonlet.engine.cache.chain import PrefixChain, root_hash
 from moonlet.engine.cache.checkpoints import Checkpoint, CheckpointKind, is_kept
+from moonlet.engine.cache.external.parked import ParkedSession, ParkedSessions
 from moonlet.engine.cache.lookup import NOTHING_FOUND, Lookup, StoredPrefix
 from moonlet.engine.cache.planner import checkpoint_before, plan_end, turn_marks
 from moonlet.engine.cache.prefix import PrefixCache
@@ -112,6 +113,7 @@ class CacheManager:
 
     Attributes:
         external: Looked up after the index; None without one.
+        parked: Sessions from other processes, looked up too.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class CacheManager:
         self._stop_ids = stop_ids
         self._fingerprint = fingerprint
         self.external: ExternalTier | None = None
+        self.parked: ParkedSessions | None = None
 
     @property
     def unit_size(self) -> int:
@@ -160,6 +163,10 @@ class CacheManager:
             return NOTHING_FOUND
         keys, cap = sequence.chain.keys, sequence.num_tokens - 1
         found = self.cache.lookup(keys, cap)
+        if self.parked is not None:
+            session = self.parked.find(sequence.chain, sequence.prompt_ids)
+            if session is not None and session.num_tokens > found.position:
+                return Lookup(None, (), found.common, session)
         if self.external is not None:
             reach = keys[: cap // self.unit_size]
             stored = self.external.find(reach, found.position // self.unit_size)
@@ -201,6 +208,9 @@ class CacheManager:
         if checkpoint is not None and found.position % self.page_size:
             tail = TailCopy(found.pages[-1], pages[0], found.position % self.page_size)
         sequence.pages = [*found.pages[:num_shared], *pages]
+        if isinstance(found.external, ParkedSession):
+            sequence.load = found.external
+            return Restore(sequence, None, None)
         if found.external is not None:
             assert self.external is not None
             sequence.load = self.external.start(found.external)
@@ -219,6 +229,8 @@ class CacheManager:
 
     def can_load(self, found: Lookup) -> bool:
         """Whether what a lookup found outside the arenas can be fetched now."""
+        if isinstance(found.external, ParkedSession):
+            return True
         return self.external is not None and self.external.can_start(found.external)
 
     def arrived(self, sequence: Sequence) -> Restore:
@@ -240,12 +252,7 @@ class CacheManager:
         return Restore(sequence, None, None, load, kept)
 
     def landed(self, restore: Restore, *, is_whole: bool) -> None:
-        """Say that a restore's copies are done, or failed: its sources are free again.
-
-        Args:
-            restore: Of a step that has run.
-            is_whole: Whether its bytes are there; only then may others find what was loaded.
-        """
+        """Say that a restore's copies have ended; if ``is_whole``, others may find what came."""
         if restore.kept is not None:
             self.confirm(restore.kept, is_finite=is_whole)
         if restore.load is not None:
@@ -359,7 +366,7 @@ class CacheManager:
 
     def _release_load(self, sequence: Sequence) -> None:
         load, sequence.load = sequence.load, None
-        if load is not None:
+        if load is not None and not isinstance(load, ParkedSession):
             assert self.external is not None
             self.external.release(load)
 

@@ -124,16 +124,6 @@ class Writeback:
         """Forget a load that was copied or is not wanted any more."""
         self.loads.release(load)
 
-    def read(self, load: Load, slot: int, pages: Sequence[int]) -> None:
-        """Copy the rows and states of a load into the arenas."""
-        assert load.checkpoint is not None, "a load is copied before it has ended"
-        memory = SequenceMemory(state=self._state, slot=slot, pages=pages)
-        start = 0
-        for rows in load.checkpoint.rows():
-            memory.write_rows(start, rows)
-            start += self._cache.unit_size
-        memory.write_state(load.checkpoint.state)
-
     def close(self) -> None:
         """Give up what is being read, copy everything that waits and end the threads."""
         self.loads.close()

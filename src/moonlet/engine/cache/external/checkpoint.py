@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,11 @@ class Checkpoint:
     def num_bytes(self) -> int:
         """Bytes held in memory."""
         return sum(unit.nbytes for unit in self.units.values()) + self.state.nbytes
+
+    def pieces(self, unit_size: int) -> Iterator[tuple[int, Payload]]:
+        """Yield the rows of all units with the position of the first one."""
+        for index, rows in enumerate(self.rows()):
+            yield index * unit_size, rows
 
     def rows(self) -> list[Payload]:
         """Rows of all units, in order of position."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -242,12 +243,12 @@ class CacheManager:
         cache.count(Lookup(None, (), 0, load), sequence.num_tokens)
         kept = None
         if load.num_tokens % self.unit_size == 0:
-            try:
+            kinds: frozenset[CheckpointKind] = frozenset()
+            states: tuple[int, ...] = ()
+            with suppress(CapacityError):
                 states = tuple(cache.allocate_states(cache.num_groups))
-            except CapacityError:
-                states = ()
-            # what is stored outside is the end of a turn or of a prompt, or where prompts part
-            kinds: frozenset[CheckpointKind] = frozenset(["turn"] if states else [])
+                # what is stored outside is the end of a turn or of a prompt, or where prompts part
+                kinds = frozenset({"turn"})
             kept = Save(sequence, load.num_tokens // self.unit_size, states, kinds)
         return Restore(sequence, None, None, load, kept)
 

@@ -55,7 +55,7 @@ class Writeback:
         self, pool: ExternalPool, cache: PrefixCache, state: PagedState, *, max_load_bytes: int
     ) -> None:
         self.pool = pool
-        self.on_loaded: Callable[[], None] | None = None
+        self.on_loaded: Callable[[], object] | None = None
         self.loads = LoadQueue(pool.load, max_load_bytes, self._wake)
         self._cache, self._state = cache, state
         self._pending: dict[bytes, None] = {}

@@ -103,7 +103,8 @@ def _print(report: dict[str, Any]) -> None:
     )
     stored = report["weight_bytes_by_dtype"].items()
     write_line(
-        f"trunk {report['trunk']}, its inputs {report['trunk_activation']}, experts' inputs {report['moe_activation']}, weights as "
+        f"trunk {report['trunk']}, its inputs {report['trunk_activation']}, "
+        f"experts' inputs {report['moe_activation']}, weights as "
         + ", ".join(f"{dtype} {format_bytes(count)}" for dtype, count in stored)
     )
     decode = ("tokens/s", "bound", "ratio", "ms/step", "GB/s", "GFLOP/s", "GFLOP/token", "AttnRes")

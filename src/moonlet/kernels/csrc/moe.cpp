@@ -101,12 +101,13 @@ void up_few(const MoeProblem& p, const Rows& w1, const Rows& w3, int64_t begin, 
             int64_t first, int64_t last) {
   float gate[kExpertOutputs * kMaxGroup], up[kExpertOutputs * kMaxGroup];
   float gate_row[kExpertOutputs], up_row[kExpertOutputs];
+  const Then then_w3 = {w3, first}, then_w1 = {w1, last};
   const float* x[kMaxGroup];
   for (int64_t s = 0; s < slots; s += kMaxGroup) {
     const int64_t count = smaller(slots - s, kMaxGroup);
     find_inputs(p, begin + s, count, x);
-    dot_group(w1, first, last, x, count, gate, kMaxGroup);
-    dot_group(w3, first, last, x, count, up, kMaxGroup);
+    dot_group(w1, first, last, x, count, gate, kMaxGroup, &then_w3);
+    dot_group(w3, first, last, x, count, up, kMaxGroup, last < p.width ? &then_w1 : nullptr);
     for (int64_t m = 0; m < count; ++m) {
       memset(gate_row, 0, sizeof(gate_row));
       memset(up_row, 0, sizeof(up_row));
@@ -183,14 +184,28 @@ void up(const MoeProblem& p, int64_t expert, int64_t first, int64_t last) {
   }
 }
 
+// The first expert from `expert` on that has slots, or num_experts.
+MOONLET_INLINE int64_t next_used(const MoeProblem& p, int64_t expert) {
+  while (expert < p.num_experts && p.starts[expert] == p.starts[expert + 1]) ++expert;
+  return expert;
+}
+
+// What is read after outputs [first, last) of an expert: the same of the next one, or at the end the
+// outputs that follow, from the first one on.
+Then after(const MoeProblem& p, int64_t expert, int64_t first, int64_t last) {
+  const int64_t next = next_used(p, expert + 1);
+  if (next < p.num_experts) return {rows_of(p.w2, next, p.size_in, p.width), first};
+  return {rows_of(p.w2, next_used(p, 0), p.size_in, p.width), last};
+}
+
 void down_few(const MoeProblem& p, const Rows& w2, int64_t begin, int64_t slots, int64_t first,
-              int64_t last, float* out) {
+              int64_t last, float* out, const Then& then) {
   float y[kExpertOutputs * kMaxGroup];
   const float* x[kMaxGroup];
   for (int64_t s = 0; s < slots; s += kMaxGroup) {
     const int64_t count = smaller(slots - s, kMaxGroup);
     for (int64_t m = 0; m < count; ++m) x[m] = p.hidden + (begin + s + m) * padded(p.width);
-    dot_group(w2, first, last, x, count, y, kMaxGroup);
+    dot_group(w2, first, last, x, count, y, kMaxGroup, &then);
     for (int64_t m = 0; m < count; ++m) {
       const int64_t slot = p.slots[begin + s + m];
       float* row = out + slot / p.top_k * p.size_in;
@@ -261,7 +276,7 @@ void down(const MoeProblem& p, float* out, int64_t first, int64_t last) {
     if (slots > kMaxStreamedSlots) {
       down_many(p, w2, begin, slots, first, last, out);
     } else {
-      down_few(p, w2, begin, slots, first, last, out);
+      down_few(p, w2, begin, slots, first, last, out, after(p, e, first, last));
     }
   }
 }

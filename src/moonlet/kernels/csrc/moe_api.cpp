@@ -92,7 +92,9 @@ int32_t moonlet_moe_mxfp4(const float* z, const int64_t* ids, const float* weigh
   int64_t* slots = places + num_experts + 1;
   const int64_t num_slots = num_rows * top_k;
   if (!group_by_expert(ids, num_slots, num_experts, starts, slots)) return MOONLET_BAD_ARGUMENT;
-  CodedGroup* coded = mode == 3 ? static_cast<CodedGroup*>(codes) : nullptr;
+  // the level that multiplies integers
+  const bool is_coded = mode == 3 && isa_level >= MOONLET_ISA_LEVEL_VNNI;
+  CodedGroup* coded = is_coded ? static_cast<CodedGroup*>(codes) : nullptr;
   CodedGroup* coded_hidden = coded ? coded + num_rows * (size_in / 32) : nullptr;
   const MoeProblem problem = {
       num_rows,       top_k,          num_experts,    size_in,
@@ -112,7 +114,7 @@ int32_t moonlet_moe_mxfp4(const float* z, const int64_t* ids, const float* weigh
       table->up(problem, expert, at, end < width ? end : width);
     }
   });
-  if (mode != 0) {
+  if (mode != 0 && !coded) {
     parallel(num_slots, kRowGrain, num_threads, [&](int64_t first, int64_t last) {
       table->round_hidden(problem, first, last);
     });

@@ -37,7 +37,9 @@ def generator(seed):
 
 
 def codes_of(size_in, size_out, seed):
-    return torch.randint(-127, 128, (size_out, size_in), dtype=torch.int8, generator=generator(seed))
+    return torch.randint(
+        -127, 128, (size_out, size_in), dtype=torch.int8, generator=generator(seed)
+    )
 
 
 def weight_of(size_in, size_out, seed):

@@ -30,7 +30,14 @@ from moonlet.weights.report import VerificationReport
 from moonlet.weights.stored import build_as_stored, reads_as_stored
 from moonlet.weights.trunk import quantize_trunk
 
-__all__ = ["LoadedModel", "check_precision", "flatten_a_log", "load_checkpoint", "load_into", "set_precision"]
+__all__ = [
+    "LoadedModel",
+    "check_precision",
+    "flatten_a_log",
+    "load_checkpoint",
+    "load_into",
+    "set_precision",
+]
 
 logger = logging.getLogger(__name__)
 

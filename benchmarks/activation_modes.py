@@ -24,6 +24,8 @@ OPTIONS = (
     {"moe_activation": "int8"},
     {"trunk": "int8"},
     {"moe_activation": "int8", "trunk": "int8"},
+    {"trunk": "int8", "trunk_activation": "int8"},
+    {"moe_activation": "int8", "trunk": "int8", "trunk_activation": "int8"},
 )
 
 

@@ -49,8 +49,8 @@ def test_a_correct_backend_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     record = check("linear")
     assert record["ok"]
     assert record["worst_ratio"] == 0
-    # four stored forms of each shape
-    assert record["cases"] == 12
+    # five stored forms of each shape
+    assert record["cases"] == 15
 
 
 def off_by_little(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -155,7 +155,7 @@ def test_refusing_everything_after_a_promise_is_a_failure(monkeypatch: pytest.Mo
     record = check("linear")
     assert not record["ok"]
     assert "only on Mondays" in record["failure"]
-    assert record["refused"] == 12
+    assert record["refused"] == 15
 
 
 def test_refusing_some_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_refusing_some_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     add_backend(monkeypatch, "linear", no_int8)
     record = check("linear")
     assert record["ok"]
-    assert (record["cases"], record["refused"], record["refused_because"]) == (9, 3, "no int8")
+    assert (record["cases"], record["refused"], record["refused_because"]) == (12, 3, "no int8")
 
 
 def test_seeds_draw_different_shapes_and_repeat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from tests.patience import PATIENCE_S
 
 SETTING = {
     *("checkpoint", "dtype", "kernels", "prompt_len", "output_len", "repeats", "threads"),
-    *("weight_bytes_by_dtype", "moe_activation", "trunk"),
+    *("weight_bytes_by_dtype", "moe_activation", "trunk", "trunk_activation"),
     *("isa_level", "probe", "probe_samples", "read_bandwidth_bytes_per_s", "fma_flops_per_s"),
     *("load_average", "rss_before_load_bytes", "rss_bytes", "weight_bytes", "results", "prefill"),
 }
@@ -298,7 +298,33 @@ def test_the_trunk_is_that_of_the_flag(
     assert of_a_step[0] - of_a_step[1] == saved
 
 
-@pytest.mark.parametrize("flag", ["--trunk", "--moe-activation"])
+@pytest.mark.skipif(not _native.isa_levels(), reason="native kernels are not built")
+def test_the_rounding_of_the_trunks_inputs_is_that_of_the_flag(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = []
+    for mode in ("bf16", "int8"):
+        flags = ["--trunk", "int8", "--trunk-activation", mode]
+        report, logits = measured_model(checkpoint, flags, capsys)
+        assert (report["trunk"], report["trunk_activation"]) == ("int8", mode)
+        results.append((report, logits))
+    (plain, exact), (coded, rounded) = results
+    assert not torch.equal(exact, rounded)
+    assert torch.allclose(exact, rounded, atol=0.3 * float(exact.std()))
+    # bytes of panels instead of rows
+    assert "int8" in plain["weight_bytes_by_dtype"]
+    assert "int8" not in coded["weight_bytes_by_dtype"]
+
+
+def test_rounding_the_inputs_of_a_stored_trunk_is_refused(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", "engine", str(checkpoint), "--trunk-activation", "int8"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["moonlet: trunk_activation int8 needs trunk int8; trunk is stored"]
+
+
+@pytest.mark.parametrize("flag", ["--trunk", "--trunk-activation", "--moe-activation"])
 def test_unknown_precisions_are_refused(
     flag: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -320,7 +346,7 @@ def test_the_command_prints_tables(checkpoint: Path, capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("tiny, float32, 1 thread(s)")
     assert lines[1].startswith("resident ")
-    assert lines[2].startswith("trunk stored, experts' inputs bf16, weights as ")
+    assert lines[2].startswith("trunk stored, its inputs bf16, experts' inputs bf16, weights as ")
     assert [line.split()[0] for line in lines[3:]] == ["streams", "1", "8", "prompt", "4", "6"]
 
 

@@ -74,7 +74,7 @@ def test_weights_are_measured_as_they_may_be_stored() -> None:
     ops = ("mla_prefill", "mla_decode", "moe_mxfp4", "linear")
     report = measure(ops=ops, backends=("reference",), rows=(2,))
     cases = {op: {r["case"]: r["bytes"] for r in report["results"] if r["op"] == op} for op in ops}
-    assert list(cases["linear"]) == ["float32", "bfloat16", "int8", "mxfp4"]
+    assert list(cases["linear"]) == ["float32", "bfloat16", "int8", "int8 panels", "mxfp4"]
     assert sorted(cases["linear"].values(), reverse=True) == list(cases["linear"].values())
     for op in ("mla_prefill", "mla_decode"):
         assert cases[op]["bfloat16"] < cases[op]["float32"]

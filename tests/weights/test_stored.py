@@ -76,6 +76,7 @@ def test_every_option_changes_the_logits_and_bad_ones_are_refused():
     plain = logits(load_for_inference(folder()).model)
     options = [{"moe_activation": mode} for mode in ("mxfp8", "mxfp8-floor", "int8")]
     options.append({"trunk": "int8"})
+    options.append({"trunk": "int8", "trunk_activation": "int8"})
     results = [logits(load_for_inference(folder(), **o).model) for o in options]
     for index, result in enumerate(results):
         assert not torch.equal(result, plain)
@@ -84,6 +85,10 @@ def test_every_option_changes_the_logits_and_bad_ones_are_refused():
         load_for_inference(folder(), moe_activation="fp8")
     with pytest.raises(ConfigError, match="int8"):
         load_for_inference(folder(), trunk="int4")
+    with pytest.raises(ConfigError, match="bf16, int8"):
+        load_for_inference(folder(), trunk="int8", trunk_activation="fp8")
+    with pytest.raises(ConfigError, match="needs trunk int8; trunk is stored"):
+        load_for_inference(folder(), trunk_activation="int8")
 
 
 def test_modes_round_alike_with_and_without_native_kernels(monkeypatch):
@@ -92,6 +97,18 @@ def test_modes_round_alike_with_and_without_native_kernels(monkeypatch):
     want = logits(load_for_inference(folder(), moe_activation="int8").model)
     plain = logits(load_for_inference(folder()).model)
     assert (got - want).abs().mean() < (plain - want).abs().mean() / 2
+
+
+@pytest.mark.skipif(not IS_NATIVE, reason="native kernels are not built")
+def test_an_int8_trunk_with_int8_inputs_is_the_same_model_without_native_kernels(monkeypatch):
+    options = {"trunk": "int8", "trunk_activation": "int8"}
+    model = load_for_inference(folder(), **options).model
+    assert model.lm_head.weight.dtype == torch.uint8
+    assert model.lm_head.weight.dim() == 4
+    got, rows = logits(model), logits(load_for_inference(folder(), trunk="int8").model)
+    monkeypatch.setattr(_native, "_load", lambda: (None, "native kernels: not built"))
+    want = logits(load_for_inference(folder(), **options).model)
+    assert (got - want).abs().mean() < (rows - want).abs().mean() / 2
 
 
 def test_int8_rows_are_within_half_a_step():

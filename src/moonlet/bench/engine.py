@@ -73,6 +73,7 @@ def bench_engine(
     repeats: int = 3,
     moe_activation: str = "bf16",
     trunk: str = "stored",
+    trunk_activation: str = "bf16",
     on_run: Callable[[DecodeResult | PrefillResult], None] = lambda result: None,
 ) -> dict[str, Any]:
     """Measure a checkpoint with its weights as they are stored.
@@ -86,6 +87,7 @@ def bench_engine(
         repeats: Runs per number of streams and per prompt length.
         moe_activation: As in `load_for_inference`.
         trunk: As in `load_for_inference`.
+        trunk_activation: As in `load_for_inference`.
         on_run: Called after every run.
 
     Returns:
@@ -98,7 +100,12 @@ def bench_engine(
     """
     _check_counts(streams, prompt_len, output_len, prefill, repeats)
     memory = {"rss_before_load_bytes": resident_bytes()}
-    loaded = load_for_inference(directory, moe_activation=moe_activation, trunk=trunk)
+    loaded = load_for_inference(
+        directory,
+        moe_activation=moe_activation,
+        trunk=trunk,
+        trunk_activation=trunk_activation,
+    )
     model = loaded.model.eval()
     longest = max(prompt_len + output_len, max(prefill, default=0) + 1)
     with _Runs(model, max(streams), longest, prompt_len, output_len) as runs:
@@ -115,6 +122,7 @@ def bench_engine(
         "weight_bytes_by_dtype": bytes_by_dtype(model),
         "moe_activation": moe_activation,
         "trunk": trunk,
+        "trunk_activation": trunk_activation,
         "kernels": {c.op: c.backend for c in model.kernels.choices},
         "prompt_len": prompt_len,
         "output_len": output_len,

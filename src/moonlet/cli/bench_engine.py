@@ -31,6 +31,7 @@ def engine_command(
     repeats: int = 3,
     moe_activation: Literal["bf16", "mxfp8", "mxfp8-floor", "int8"] = "bf16",
     trunk: Literal["stored", "int8"] = "stored",
+    trunk_activation: Literal["bf16", "int8"] = "bf16",
     threads: int = 1,
     plot: Path | None = None,
     as_json: AsJson = False,
@@ -58,6 +59,8 @@ def engine_command(
         scales, or int8 groups.
     trunk
         Matrices outside the routed experts: as stored, or int8 with a scale per row.
+    trunk_activation
+        Rounding of the inputs of an int8 trunk: none (bf16), or int8 groups.
     threads
         Threads of the operators.
     plot
@@ -78,6 +81,7 @@ def engine_command(
         repeats=repeats,
         moe_activation=moe_activation,
         trunk=trunk,
+        trunk_activation=trunk_activation,
     )
     if plot is not None:
         from moonlet.bench.plots import plot_engine
@@ -99,7 +103,8 @@ def _print(report: dict[str, Any]) -> None:
     )
     stored = report["weight_bytes_by_dtype"].items()
     write_line(
-        f"trunk {report['trunk']}, experts' inputs {report['moe_activation']}, weights as "
+        f"trunk {report['trunk']}, its inputs {report['trunk_activation']}, "
+        f"experts' inputs {report['moe_activation']}, weights as "
         + ", ".join(f"{dtype} {format_bytes(count)}" for dtype, count in stored)
     )
     decode = ("tokens/s", "bound", "ratio", "ms/step", "GB/s", "GFLOP/s", "GFLOP/token", "AttnRes")

@@ -72,6 +72,7 @@ def serve_command(
         dtype="float32" if flags.dtype == "auto" else flags.dtype,
         moe_activation=flags.moe_activation,
         trunk=flags.trunk,
+        trunk_activation=flags.trunk_activation,
         speculative=None if drafts is None else SpeculativeConfig.from_json(drafts),
         classes=(DEFAULT_CLASS,) if classes is None else parse_classes(classes),
         memory=MemoryOptions(

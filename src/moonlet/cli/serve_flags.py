@@ -55,6 +55,7 @@ class ServeFlags:
         moe_activation: Rounding of the routed experts' inputs: none (bf16), MXFP8 groups with
             ceil or floor scales, or int8 groups.
         trunk: Matrices outside the routed experts: as stored, or int8 with a scale per row.
+        trunk_activation: Rounding of the inputs of an int8 trunk: none (bf16), or int8 groups.
         priority_classes: JSON list of classes, the most important one first, with budgets, e.g.
             [{"name": "chat", "max_prompt_tokens": 8192}, {"name": "long", "max_seqs": 2}].
         speculative_config: JSON that says how to draft tokens, which the model then verifies in one
@@ -89,6 +90,7 @@ class ServeFlags:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     moe_activation: Literal["bf16", "mxfp8", "mxfp8-floor", "int8"] = "bf16"
     trunk: Literal["stored", "int8"] = "stored"
+    trunk_activation: Literal["bf16", "int8"] = "bf16"
     priority_classes: str | None = None
     speculative_config: str | None = None
     threads: int | None = None

@@ -24,7 +24,7 @@ __all__ = ["availability", "isa_level", "isa_levels", "mxfp4_dequantize", "share
 
 logger = logging.getLogger(__name__)
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 GROUP_SIZE = 32
 
 _I32 = ctypes.c_int32

@@ -15,10 +15,32 @@ from torch import Tensor
 
 from moonlet.kernels.microscaling import groups, straight_through
 
-__all__ = ["fake_quantize"]
+__all__ = ["encode", "fake_quantize"]
 
 MAX_CODE = 127.0
 MIN_STEP = 2.0**-126
+
+
+def encode(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the codes and steps of int8 groups.
+
+    Args:
+        x: Floating point [..., I].
+
+    Returns:
+        Whole numbers as float32 [..., G, 32], and float32 [..., G, 1]. A group with an infinity or
+        a NaN has codes of zero and the step NaN.
+
+    Raises:
+        ShapeError: The last axis is not a multiple of 32, or ``x`` holds no floats.
+    """
+    x_GI = groups(x)
+    amax_G1 = x_GI.abs().amax(-1, keepdim=True)
+    step_G1 = amax_G1 * (1.0 / MAX_CODE)
+    inverse_G1 = torch.where(step_G1 >= MIN_STEP, 1.0 / step_G1, 0.0)
+    codes_GI = (x_GI * inverse_G1).clamp(-MAX_CODE, MAX_CODE).round()
+    is_finite_G1 = torch.isfinite(amax_G1)
+    return torch.where(is_finite_G1, codes_GI, 0.0), torch.where(is_finite_G1, step_G1, torch.nan)
 
 
 def fake_quantize(x: Tensor) -> Tensor:
@@ -33,10 +55,5 @@ def fake_quantize(x: Tensor) -> Tensor:
     Raises:
         ShapeError: The last axis is not a multiple of 32, or ``x`` holds no floats.
     """
-    x_GI = groups(x)
-    amax_G1 = x_GI.abs().amax(-1, keepdim=True)
-    step_G1 = amax_G1 * (1.0 / MAX_CODE)
-    inverse_G1 = torch.where(step_G1 >= MIN_STEP, 1.0 / step_G1, 0.0)
-    value_GI = (x_GI * inverse_G1).clamp(-MAX_CODE, MAX_CODE).round() * step_G1
-    value_GI = torch.where(torch.isfinite(amax_G1), value_GI, torch.nan)
-    return straight_through(x, value_GI.flatten(-2).to(x.dtype))
+    codes_GI, step_G1 = encode(x)
+    return straight_through(x, (codes_GI * step_G1).flatten(-2).to(x.dtype))

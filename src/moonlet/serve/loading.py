@@ -40,6 +40,7 @@ class EngineOptions:
         dtype: Of activations and latent rows; with float32, weights keep their stored bytes.
         moe_activation: Rounding of the routed experts' inputs; ``bf16`` is none.
         trunk: ``stored``, or ``int8`` for the matrices outside the experts.
+        trunk_activation: Rounding of the inputs of an int8 trunk; ``bf16`` is none.
         classes: Priority classes, the most important one first.
         speculative: How to draft; None decodes token by token.
         memory: Sizes of the cache; the fingerprint is filled in here.
@@ -51,6 +52,7 @@ class EngineOptions:
     dtype: Dtype = "float32"
     moe_activation: str = "bf16"
     trunk: str = "stored"
+    trunk_activation: str = "bf16"
     classes: tuple[PriorityClass, ...] = (DEFAULT_CLASS,)
     speculative: SpeculativeConfig | None = None
     memory: MemoryOptions = DEFAULT_MEMORY
@@ -75,13 +77,18 @@ class LoadedEngine:
     num_parameters: int
 
 
+def _precision(options: EngineOptions) -> tuple[str, ...]:
+    """What changes the numbers of a model that computes in float32."""
+    return options.moe_activation, options.trunk, options.trunk_activation
+
+
 def _fingerprint(directory: Path, options: EngineOptions) -> bytes:
     """Identify weights and numerics.
 
     Small files count whole, of a large one pieces that lie evenly in it: two trainings of one
     architecture have shards of the same names, sizes and headers, but not the same values.
     """
-    digest = hashlib.sha256(f"{options.dtype} {options.moe_activation} {options.trunk}".encode())
+    digest = hashlib.sha256(" ".join((options.dtype, *_precision(options))).encode())
     for path in sorted(directory.iterdir()):
         if not path.is_file():
             continue
@@ -123,9 +130,12 @@ def load_engine(
             on_progress=on_progress,
             moe_activation=options.moe_activation,
             trunk=options.trunk,
+            trunk_activation=options.trunk_activation,
         )
-    elif (options.moe_activation, options.trunk) != ("bf16", "stored"):
-        raise ConfigError(f"moe_activation and trunk need dtype float32, not {options.dtype}")
+    elif _precision(options) != _precision(EngineOptions()):
+        raise ConfigError(
+            f"moe_activation, trunk and trunk_activation need dtype float32, not {options.dtype}"
+        )
     else:
         loaded = load_model(directory, dtype=torch.bfloat16, on_progress=on_progress)
     vocab_size = loaded.config.text.vocab_size

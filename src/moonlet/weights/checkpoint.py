@@ -152,6 +152,7 @@ def load_for_inference(
     mode: str = "pread",
     moe_activation: str = "bf16",
     trunk: str = "stored",
+    trunk_activation: str = "bf16",
 ) -> LoadedModel:
     """Build the text model of a checkpoint for inference, with weights as they are stored.
 
@@ -165,14 +166,17 @@ def load_for_inference(
         mode: ``mmap`` or ``pread``.
         moe_activation: Rounding of the routed experts' inputs; ``bf16`` is none.
         trunk: ``stored``, or ``int8`` for one scale per row (`weights.trunk`).
+        trunk_activation: Rounding of the inputs of an int8 trunk: ``int8`` groups, or ``bf16`` for
+            none.
 
     Raises:
         ConfigError: The configuration or an option is unusable.
         CheckpointError: The checkpoint does not hold exactly the model's tensors.
         BackendUnavailable: A named backend cannot serve.
     """
-    from moonlet.weights.loader import load_checkpoint, set_precision
+    from moonlet.weights.loader import check_precision, load_checkpoint, set_precision
 
+    check_precision(moe_activation, trunk, trunk_activation)
     loaded = load_checkpoint(
         Checkpoint.open(directory),
         dtype=None,
@@ -180,5 +184,5 @@ def load_for_inference(
         on_progress=on_progress,
         mode=mode,
     )
-    set_precision(loaded.model, moe_activation, trunk)
+    set_precision(loaded.model, moe_activation, trunk, trunk_activation)
     return loaded

@@ -30,11 +30,19 @@ from moonlet.weights.report import VerificationReport
 from moonlet.weights.stored import build_as_stored, reads_as_stored
 from moonlet.weights.trunk import quantize_trunk
 
-__all__ = ["LoadedModel", "flatten_a_log", "load_checkpoint", "load_into", "set_precision"]
+__all__ = [
+    "LoadedModel",
+    "check_precision",
+    "flatten_a_log",
+    "load_checkpoint",
+    "load_into",
+    "set_precision",
+]
 
 logger = logging.getLogger(__name__)
 
 TRUNKS = ("stored", "int8")
+TRUNK_ACTIVATIONS = ("bf16", "int8")
 
 # E8M0 code of NaN
 _NAN_SCALE = 255
@@ -126,22 +134,40 @@ def load_into(
         raise CheckpointError(f"parameters not filled exactly once: {', '.join(left)}")
 
 
-def set_precision(model: Transformer, moe_activation: str, trunk: str) -> None:
-    """Set how a loaded model rounds the experts' inputs and stores its trunk.
+def check_precision(moe_activation: str, trunk: str, trunk_activation: str) -> None:
+    """Check the arguments of `set_precision` before a model is loaded.
 
     Raises:
-        ConfigError: A value is unknown.
+        ConfigError: A value is unknown, or values do not go together.
     """
     if moe_activation not in MODES:
         raise ConfigError(f"moe_activation is {moe_activation!r}; choose one of {', '.join(MODES)}")
     if trunk not in TRUNKS:
         raise ConfigError(f"trunk is {trunk!r}; choose one of {', '.join(TRUNKS)}")
+    if trunk_activation not in TRUNK_ACTIVATIONS:
+        choices = ", ".join(TRUNK_ACTIVATIONS)
+        raise ConfigError(f"trunk_activation is {trunk_activation!r}; choose one of {choices}")
+    if trunk_activation == "int8" and trunk != "int8":
+        raise ConfigError(f"trunk_activation int8 needs trunk int8; trunk is {trunk}")
+
+
+def set_precision(
+    model: Transformer, moe_activation: str, trunk: str, trunk_activation: str
+) -> None:
+    """Set how a loaded model rounds the experts' inputs, stores its trunk and rounds its inputs.
+
+    Args:
+        model: Modified in place.
+        moe_activation: A mode that `check_precision` knows, like the others.
+        trunk: ``stored`` or ``int8``.
+        trunk_activation: ``bf16`` or ``int8``.
+    """
     for module in model.modules():
         if isinstance(module, Experts):
             module.activation_mode = moe_activation
             module.activation_transform = MODES[moe_activation]
     if trunk == "int8":
-        report = quantize_trunk(model)
+        report = quantize_trunk(model, trunk_activation)
         logger.info(
             "int8 trunk: %d matrices, %d bytes instead of %d, relative error %.2e",
             *(report.num_matrices, report.bytes_after, report.bytes_before, report.relative_error),

@@ -3,7 +3,9 @@
     weight ~ code * scale,  scale = largest magnitude of the row / 127
 
 Half the bytes of bfloat16 per token, at an error that `quantize_trunk` reports. The published file
-stays as it is; this is a choice made when a model is loaded.
+stays as it is; this is a choice made when a model is loaded. A second choice rounds the inputs of
+these maps too, to int8 groups of 32: weights then lie in panels (`kernels.int8_panels`), and
+products are sums of integers.
 
 Letters: I input width, O output width.
 """
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from moonlet.kernels import int8_panels
 from moonlet.model.layers import Linear
 
 __all__ = ["TrunkReport", "is_read_by_linear", "quantize_rows", "quantize_trunk"]
@@ -56,11 +59,12 @@ def quantize_rows(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def quantize_trunk(model: nn.Module) -> TrunkReport:
+def quantize_trunk(model: nn.Module, activation: str = "bf16") -> TrunkReport:
     """Replace every linear map's matrix by int8, one matrix at a time; packed ones stay packed.
 
     Args:
         model: Modified in place; not trainable afterwards.
+        activation: ``int8`` rounds the inputs of these maps to int8 groups, ``bf16`` does not.
     """
     count = before = after = 0
     error = total = 0.0
@@ -75,8 +79,9 @@ def quantize_trunk(model: nn.Module) -> TrunkReport:
         error += float((restored_OI - weight_OI.float()).square().sum(dtype=torch.float64))
         total += float(weight_OI.float().square().sum(dtype=torch.float64))
         before += weight_OI.numel() * weight_OI.element_size()
-        after += codes_OI.numel() + scale_O.numel() * scale_O.element_size()
-        module.weight = nn.Parameter(codes_OI, requires_grad=False)
+        stored = int8_panels.pack(codes_OI) if activation == "int8" else codes_OI
+        after += stored.numel() + scale_O.numel() * scale_O.element_size()
+        module.weight = nn.Parameter(stored, requires_grad=False)
         module.scale = scale_O
         count += 1
     return TrunkReport(count, before, after, (error / total) ** 0.5 if total else 0.0)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from moonlet.bench import costs
 from moonlet.bench.cases.case import Case, Shape, whole_groups
+from moonlet.kernels import int8_panels
 from moonlet.kernels.linear.reference import Stored
 from moonlet.kernels.microscaling import GROUP_SIZE
 
@@ -23,12 +24,18 @@ def _int8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     return (weight_OI / scale_O[:, None]).round().to(torch.int8), scale_O
 
 
+def _panels(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    codes_OI, scale_O = _int8(weight_OI)
+    return int8_panels.pack(codes_OI), scale_O
+
+
 STORED: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
     "float32": lambda weight: (weight,),
     "bfloat16": lambda weight: (weight.bfloat16(),),
     "int8": _int8,
+    "int8 panels": _panels,
 }
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int8 panels": 1}
 
 
 def linear(shape: Shape) -> Iterator[Case]:
@@ -37,7 +44,7 @@ def linear(shape: Shape) -> Iterator[Case]:
     size_out = shape.config.kda.projection_size
     for label, store in STORED.items():
         stored_bytes = ELEMENT_BYTES[label] * size_in * size_out
-        stored_bytes += 4 * size_out if label == "int8" else 0
+        stored_bytes += 4 * size_out if label.startswith("int8") else 0
         yield Case(
             label=label,
             cost=costs.linear(rows, size_in, size_out, stored_bytes),

@@ -166,6 +166,90 @@ MOONLET_INLINE void coded_rows(const CodedGroup* const* x, int64_t count, int64_
   }
 }
 
+// Four groups of one row of inputs as the decoded codes meet them: lane 4 g + i of a sum belongs to
+// group g. Absent groups are zeros.
+struct CodedBlock {
+  alignas(64) int8_t codes[2][4 * kLanes];  // even elements, odd elements
+  alignas(64) float step[kLanes];
+  alignas(64) int32_t start[kLanes];
+};
+
+// Blocks that are kept at a time: 8192 inputs.
+constexpr int64_t kCodedBlocks = 64;
+
+MOONLET_INLINE void gather_block(const CodedGroup* x, int64_t groups, CodedBlock* block) {
+  memset(block, 0, sizeof(*block));
+  for (int64_t g = 0; g < smaller(groups, kGroupsPerBlock); ++g) {
+    for (int half = 0; half < 2; ++half) {
+      memcpy(block->codes[half] + 16 * g, x[g].codes + 16 * half, 16);
+    }
+    for (int i = 0; i < 4; ++i) block->step[4 * g + i] = x[g].step;
+    block->start[4 * g] = x[g].start;
+  }
+}
+
+// sums[n] += <row first + n, x> over `count` blocks from group g on, times two.
+template <int N>
+MOONLET_INLINE void coded_dot(const Rows& rows, int64_t first, int64_t g, const CodedBlock* x,
+                              int64_t count, const Distance& distance, float* sums) {
+  const __m512i values = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+  const __m512i nibble = _mm512_set1_epi8(15);
+  for (int n = 0; n < N; ++n) {
+    __builtin_prefetch(rows.scales(first + n) + g + distance.scales, 0, 2);
+  }
+  Lanes sum[N] = {};
+  for (int64_t b = 0; b < count; ++b, g += kGroupsPerBlock) {
+    const __m512i even = _mm512_load_si512(x[b].codes[0]);
+    const __m512i odd = _mm512_load_si512(x[b].codes[1]);
+    const Lanes step = load(x[b].step);
+    for (int n = 0; n < N; ++n) {
+      const uint8_t* codes = rows.codes(first + n) + g * kGroupBytes;
+      __builtin_prefetch(codes + distance.codes, 0, 2);
+      const RawBlock raw = load_block(codes, rows.groups - g);
+      const __m512i low = _mm512_shuffle_epi8(values, _mm512_and_si512(raw, nibble));
+      const __m512i high = _mm512_shuffle_epi8(
+          values, _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble));
+      __m512i part = _mm512_dpbusd_epi32(_mm512_load_si512(x[b].start), low, even);
+      part = _mm512_dpbusd_epi32(part, high, odd);
+      const Lanes scale = load_scales(rows.scales(first + n) + g, rows.groups - g) * step;
+      sum[n] += reinterpret_cast<Lanes>(_mm512_cvtepi32_ps(part)) * scale;
+    }
+  }
+  for (int n = 0; n < N; ++n) sums[n] += total(sum[n]);
+}
+
+// result[o - first] = <row o, x> for outputs [first, last) and one coded row; `then` may be null.
+__attribute__((noinline)) void dot_coded(const Rows& rows, int64_t first, int64_t last,
+                                         const CodedGroup* x, float* result, const Then* then) {
+  CodedBlock blocks[kCodedBlocks];
+  memset(result, 0, (last - first) * sizeof(float));
+  for (int64_t g = 0; g < rows.groups; g += kCodedBlocks * kGroupsPerBlock) {
+    const int64_t groups = smaller(rows.groups - g, kCodedBlocks * kGroupsPerBlock);
+    const int64_t count = (groups + kGroupsPerBlock - 1) / kGroupsPerBlock;
+    for (int64_t b = 0; b < count; ++b) {
+      gather_block(x + g + b * kGroupsPerBlock, groups - b * kGroupsPerBlock, blocks + b);
+    }
+    // pieces are whole groups of 32 outputs
+    for (int64_t o = first; o < last; o += 4) {
+      coded_dot<4>(rows, o, g, blocks, count, distance_of(rows, o, last, then),
+                   result + o - first);
+    }
+  }
+  // codes stand for twice the weights
+  for (int64_t o = 0; o < last - first; ++o) result[o] *= 0.5f;
+}
+
+// The same for a few coded rows, with results as multiply_coded has them.
+MOONLET_INLINE void dot_coded_rows(const Rows& rows, int64_t first, int64_t last,
+                                   const CodedGroup* const* x, int64_t count, float* result,
+                                   const Then* then) {
+  for (int64_t i = 0; i < count; ++i) {
+    // the rows that follow find the weights in the second cache
+    dot_coded(rows, first, last, x[i], result + i * kExpertOutputs, i ? nullptr : then);
+  }
+}
+
 // Brings rows [first, last) of the weights, a panel's depth from group g on, to the second cache.
 MOONLET_INLINE void fetch(const Rows& rows, int64_t first, int64_t last, int64_t g) {
   const int64_t bytes = smaller(rows.groups - g, kCodedDepth) * kGroupBytes;

@@ -17,6 +17,7 @@ namespace MOONLET_ISA {
 namespace {
 
 constexpr int64_t kPanelDepth = 2 * kBlock;
+// what is read so much later is fetched
 constexpr int64_t kPrefetchBytes = 8192;
 constexpr int kMaxGroup = 8;
 
@@ -44,6 +45,29 @@ struct Rows {
   const uint8_t* codes(int64_t row) const { return packed + row * groups * kGroupBytes; }
   const uint8_t* scales(int64_t row) const { return scale + row * groups; }
 };
+
+// Where reading goes on after the last row of a range.
+struct Then {
+  Rows rows;
+  int64_t row;
+};
+
+// How far from the rows of a tile those lie that are read so much later.
+struct Distance {
+  int64_t codes, scales;
+};
+
+// Rows [row, last) are read, then what `then` says, or what another thread may take where it is null:
+// that is not fetched here.
+MOONLET_INLINE Distance distance_of(const Rows& rows, int64_t row, int64_t last, const Then* then) {
+  const int64_t there = row + kPrefetchBytes / (rows.groups * kGroupBytes) + 1;
+  if (there < last) {
+    return {(there - row) * rows.groups * kGroupBytes, (there - row) * rows.groups};
+  }
+  if (!then) return {0, 0};
+  const int64_t at = then->row + there - last;
+  return {then->rows.codes(at) - rows.codes(row), then->rows.scales(at) - rows.scales(row)};
+}
 
 MOONLET_INLINE Rows rows_of(const ExpertMatrix& matrix, int64_t expert, int64_t outputs,
                             int64_t size) {
@@ -78,12 +102,12 @@ MOONLET_INLINE void add_single(const RawBlock (&raw)[N], Lanes values, const flo
 template <int N, int M, int kGroups>
 MOONLET_INLINE void add_block(const uint8_t* const* codes, const uint8_t* const* scales, int64_t g,
                               int64_t groups, const float* const* x, Lanes values,
-                              Lanes (&sum)[N][M]) {
+                              int64_t distance, Lanes (&sum)[N][M]) {
   const int64_t count = kGroups ? kGroups : groups, at = g * 32;
   RawBlock raw[N];
   Lanes scale[N];
   for (int n = 0; n < N; ++n) {
-    __builtin_prefetch(codes[n] + g * kGroupBytes + kPrefetchBytes, 0, 2);
+    __builtin_prefetch(codes[n] + g * kGroupBytes + distance, 0, 2);
     raw[n] = load_block(codes[n] + g * kGroupBytes, count);
     scale[n] = load_scales(scales[n] + g, count);
   }
@@ -113,19 +137,23 @@ MOONLET_INLINE void add_block(const uint8_t* const* codes, const uint8_t* const*
 // result[n * stride + m] = <row first + n, x[m]>.
 template <int N, int M>
 MOONLET_INLINE void dot_tile(const Rows& rows, int64_t first, const float* const* x, float* result,
-                             int64_t stride) {
+                             int64_t stride, const Distance& distance) {
   const Lanes values = code_values();
   const uint8_t *codes[N], *scales[N];
   for (int n = 0; n < N; ++n) {
     codes[n] = rows.codes(first + n);
     scales[n] = rows.scales(first + n);
+    // a row of scales is a line or two, which no pattern of addresses announces in time
+    __builtin_prefetch(scales[n] + distance.scales, 0, 2);
   }
   Lanes sum[N][M] = {};
   int64_t g = 0;
   for (; g + kGroupsPerBlock <= rows.groups; g += kGroupsPerBlock) {
-    add_block<N, M, kGroupsPerBlock>(codes, scales, g, 0, x, values, sum);
+    add_block<N, M, kGroupsPerBlock>(codes, scales, g, 0, x, values, distance.codes, sum);
   }
-  if (g < rows.groups) add_block<N, M, 0>(codes, scales, g, rows.groups - g, x, values, sum);
+  if (g < rows.groups) {
+    add_block<N, M, 0>(codes, scales, g, rows.groups - g, x, values, distance.codes, sum);
+  }
   for (int n = 0; n < N; ++n) {
     for (int m = 0; m < M; ++m) result[n * stride + m] = total(sum[n][m]);
   }
@@ -136,7 +164,7 @@ MOONLET_INLINE void dot_tile(const Rows& rows, int64_t first, const float* const
 // result[n * stride + m] = <row first + n, x[m]>.
 template <int N, int M>
 MOONLET_INLINE void dot_tile(const Rows& rows, int64_t first, const float* const* x, float* result,
-                             int64_t stride) {
+                             int64_t stride, const Distance&) {
   float block[kBlock];
   for (int n = 0; n < N; ++n) {
     Lanes sum[M] = {};
@@ -156,25 +184,29 @@ MOONLET_INLINE void dot_tile(const Rows& rows, int64_t first, const float* const
 
 template <int N, int M>
 void dot_rows(const Rows& rows, int64_t first, int64_t last, const float* const* x, float* result,
-              int64_t stride) {
+              int64_t stride, const Then* then) {
   int64_t r = first;
   for (; r + N <= last; r += N) {
-    dot_tile<N, M>(rows, r, x, result + (r - first) * stride, stride);
+    dot_tile<N, M>(rows, r, x, result + (r - first) * stride, stride,
+                   distance_of(rows, r, last, then));
   }
-  for (; r < last; ++r) dot_tile<1, M>(rows, r, x, result + (r - first) * stride, stride);
+  for (; r < last; ++r) {
+    dot_tile<1, M>(rows, r, x, result + (r - first) * stride, stride,
+                   distance_of(rows, r, last, then));
+  }
 }
 
-// result[(row - first) * stride + m] for up to eight input rows.
+// result[(row - first) * stride + m] for up to eight input rows; `then` may be null.
 void dot_group(const Rows& rows, int64_t first, int64_t last, const float* const* x, int64_t count,
-               float* result, int64_t stride) {
+               float* result, int64_t stride, const Then* then) {
   int64_t m = 0;
   if (count == kMaxGroup) {
-    dot_rows<2, 8>(rows, first, last, x, result, stride);
+    dot_rows<2, 8>(rows, first, last, x, result, stride, then);
     m = kMaxGroup;
   }
-  for (; m + 4 <= count; m += 4) dot_rows<4, 4>(rows, first, last, x + m, result + m, stride);
-  for (; m + 2 <= count; m += 2) dot_rows<4, 2>(rows, first, last, x + m, result + m, stride);
-  if (m < count) dot_rows<4, 1>(rows, first, last, x + m, result + m, stride);
+  for (; m + 4 <= count; m += 4) dot_rows<4, 4>(rows, first, last, x + m, result + m, stride, then);
+  for (; m + 2 <= count; m += 2) dot_rows<4, 2>(rows, first, last, x + m, result + m, stride, then);
+  if (m < count) dot_rows<4, 1>(rows, first, last, x + m, result + m, stride, then);
 }
 
 #if defined(__AVX512F__)

@@ -8,7 +8,7 @@
 namespace moonlet {
 
 // The stored forms of a weight; values as in moonlet.h.
-enum WeightType { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kMxfp4 = 3 };
+enum WeightType { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kMxfp4 = 3, kInt8Panels = 4 };
 
 // Row counts up to this are streamed (every weight read once per few rows), above it weights are
 // packed into panels. The products of the routed experts take the same number of rows for MXFP4.
@@ -39,7 +39,30 @@ struct Fp4LinearTable {
   LinearRange streamed, packed;
 };
 
+// Outputs of a panel of int8 weights, and inputs that share a step.
+constexpr int64_t kInt8Outputs = 16;
+constexpr int64_t kInt8Group = 32;
+
+// A group of inputs in int8 (kernels/int8_groups.py).
+struct Int8Group {
+  int8_t codes[kInt8Group];
+  float step;     // NaN where the group is not finite, with codes of zero
+  int32_t start;  // -128 times the sum of the codes: panels hold weights 128 above their value
+};
+
+// Products of int8 weights in panels [outputs / 16][groups of inputs][8][16][4] with rows in groups;
+// scales multiply each output.
+struct Int8LinearTable {
+  // Codes rows [first, last) of x; what is missing in the last group of a row counts as zero.
+  void (*prepare)(const float* x, Int8Group* codes, const LinearShape& shape, int64_t first,
+                  int64_t last);
+  // Outputs [first, last) of all rows; `first` is a multiple of kInt8Outputs.
+  void (*products)(const Int8Group* codes, const uint8_t* panels, const float* scale, float* y,
+                   const LinearShape& shape, int64_t first, int64_t last);
+};
+
 MOONLET_TABLE(LinearTable, linear_table)
 MOONLET_TABLE(Fp4LinearTable, fp4_linear_table)
+MOONLET_TABLE(Int8LinearTable, int8_linear_table)
 
 }  // namespace moonlet

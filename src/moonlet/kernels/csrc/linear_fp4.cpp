@@ -42,10 +42,11 @@ void streamed(const float* inputs, const void* weight, const void* scale, float*
   const float* x[kMaxGroup];
   for (int64_t o = first; o < last; o += step) {
     const int64_t end = smaller(o + step, last);
+    const Then then = {rows, end};
     for (int64_t r = 0; r < shape.num_rows; r += kMaxGroup) {
       const int64_t count = smaller(shape.num_rows - r, kMaxGroup);
       find_rows(inputs, shape, r, count, x);
-      dot_group(rows, o, end, x, count, sums, kMaxGroup);
+      dot_group(rows, o, end, x, count, sums, kMaxGroup, &then);
       for (int64_t m = 0; m < count; ++m) {
         float* row = y + (r + m) * shape.y_stride;
         for (int64_t i = o; i < end; ++i) row[i] = sums[(i - o) * kMaxGroup + m];

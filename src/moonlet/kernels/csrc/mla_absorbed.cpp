@@ -51,12 +51,23 @@ void turn(const MlaShape& shape, const MlaPass& pass, int64_t row, float* out) {
   }
 }
 
+// Lines of the next block per step of the products of this one, so that all of it is there in time.
+int64_t lines_ahead(const MlaShape& shape) {
+  const int64_t lines = kMlaBlock * ((shape.row_size + 15) / 16);
+  const int64_t tiles = shape.num_heads / (kTileGroups * kLanes) + 1;
+  const int64_t scores = tiles * (kMlaBlock / kTileRows) * shape.row_size;
+  const int64_t sums = (shape.num_heads / kTileRows + 1) * kMlaBlock * shape.padded_latent /
+                       (kTileGroups * kLanes);
+  return lines * kAheadSteps / (scores + sums) + 1;
+}
+
 void attend(const MlaShape& shape, const MlaContext& context, const MlaPass& pass, int64_t row,
             int64_t first, int64_t last, const MlaPartial& partial,
             const MlaAbsorbedScratch& scratch) {
   turn(shape, pass, row, scratch.queries);
   const float* rows[kMlaBlock];
-  Ahead ahead = {rows, shape.row_size * static_cast<int64_t>(sizeof(float)), 0, 0, 0};
+  Ahead ahead = {rows, shape.row_size * static_cast<int64_t>(sizeof(float)), lines_ahead(shape),
+                 0, 0, 0};
   for (int64_t n = first; n < last; n += kMlaBlock) {
     const int64_t count = smaller(kMlaBlock, last - n);
     // weighted sums read whole vectors of latent columns

@@ -15,37 +15,29 @@ namespace MOONLET_ISA {
 namespace {
 
 constexpr int64_t kMaxStreamedSlots = 24;
-// in integers packing costs less: four slots take as long both ways, eight are 1.7 times faster
+// in integers packing costs less: above four slots it pays
 constexpr int64_t kMaxStreamedCoded = 4;
 // rows that share one packing; more than an expert usually gets from a chunk of 512
 constexpr int64_t kRowBatch = 256;
-
-// Whether an expert of so many slots is multiplied in integers.
-MOONLET_INLINE bool is_coded(const MoeProblem& p, int64_t slots) {
-#if defined(__AVX512VNNI__)
-  return p.coded_inputs && slots > kMaxStreamedCoded;
-#else
-  (void)p, (void)slots;
-  return false;
-#endif
-}
 
 void round_row(float* row, int64_t size, int32_t mode) {
   for (int64_t b = 0; b < size; b += kBlock) round_block(row + b, mode);
 }
 
 void prepare(const MoeProblem& p, const float* z, int64_t first, int64_t last) {
+#if defined(__AVX512VNNI__)
+  if (p.coded_inputs) {
+    for (int64_t k = first * p.size_in; k < last * p.size_in; k += 32) {
+      code_group(load(z + k), load(z + k + kLanes), p.coded_inputs + k / 32);
+    }
+    return;
+  }
+#endif
   const int64_t stride = padded(p.size_in);
   for (int64_t t = first; t < last; ++t) {
     permute_row(z + t * p.size_in, p.size_in, p.inputs + t * stride);
     if (p.mode != 0) round_row(p.inputs + t * stride, stride, p.mode);
   }
-#if defined(__AVX512VNNI__)
-  if (!is_coded(p, p.most_slots)) return;
-  for (int64_t k = first * p.size_in; k < last * p.size_in; k += 32) {
-    code_group(load(z + k), load(z + k + kLanes), p.coded_inputs + k / 32);
-  }
-#endif
 }
 
 void round_groups(const float* x, float* out, int64_t count, int32_t mode) {
@@ -61,13 +53,7 @@ void round_groups(const float* x, float* out, int64_t count, int32_t mode) {
 
 void round_hidden(const MoeProblem& p, int64_t first, int64_t last) {
   const int64_t stride = padded(p.width);
-  int64_t expert = 0;
-  for (int64_t s = first; s < last; ++s) {
-    while (p.starts[expert + 1] <= s) ++expert;
-    // coded hidden rows are rounded where they are made
-    if (is_coded(p, p.starts[expert + 1] - p.starts[expert])) continue;
-    round_row(p.hidden + s * stride, stride, p.mode);
-  }
+  for (int64_t s = first; s < last; ++s) round_row(p.hidden + s * stride, stride, p.mode);
 }
 
 MOONLET_INLINE Lanes gated(const MoeProblem& p, Lanes gate, Lanes up) {
@@ -101,12 +87,13 @@ void up_few(const MoeProblem& p, const Rows& w1, const Rows& w3, int64_t begin, 
             int64_t first, int64_t last) {
   float gate[kExpertOutputs * kMaxGroup], up[kExpertOutputs * kMaxGroup];
   float gate_row[kExpertOutputs], up_row[kExpertOutputs];
+  const Then then_w3 = {w3, first}, then_w1 = {w1, last};
   const float* x[kMaxGroup];
   for (int64_t s = 0; s < slots; s += kMaxGroup) {
     const int64_t count = smaller(slots - s, kMaxGroup);
     find_inputs(p, begin + s, count, x);
-    dot_group(w1, first, last, x, count, gate, kMaxGroup);
-    dot_group(w3, first, last, x, count, up, kMaxGroup);
+    dot_group(w1, first, last, x, count, gate, kMaxGroup, &then_w3);
+    dot_group(w3, first, last, x, count, up, kMaxGroup, last < p.width ? &then_w1 : nullptr);
     for (int64_t m = 0; m < count; ++m) {
       memset(gate_row, 0, sizeof(gate_row));
       memset(up_row, 0, sizeof(up_row));
@@ -147,8 +134,14 @@ void up_coded(const MoeProblem& p, const Rows& w1, const Rows& w3, int64_t begin
     for (int64_t m = 0; m < count; ++m) {
       x[m] = p.coded_inputs + p.slots[begin + s + m] / p.top_k * w1.groups;
     }
-    multiply_coded(w1, first, last, x, count, gate, &w3);
-    multiply_coded(w3, first, last, x, count, up, nullptr);
+    if (slots > kMaxStreamedCoded) {
+      multiply_coded(w1, first, last, x, count, gate, &w3);
+      multiply_coded(w3, first, last, x, count, up, nullptr);
+    } else {
+      const Then then_w3 = {w3, first}, then_w1 = {w1, last};
+      dot_coded_rows(w1, first, last, x, count, gate, &then_w3);
+      dot_coded_rows(w3, first, last, x, count, up, last < p.width ? &then_w1 : nullptr);
+    }
     for (int64_t m = 0; m < count; ++m) {
       const float *g = gate + m * kExpertOutputs, *u = up + m * kExpertOutputs;
       CodedGroup* out = p.coded_hidden + ((begin + s + m) * p.width + first) / 32;
@@ -167,7 +160,7 @@ void up(const MoeProblem& p, int64_t expert, int64_t first, int64_t last) {
   const Rows w1 = rows_of(p.w1, expert, p.width, p.size_in);
   const Rows w3 = rows_of(p.w3, expert, p.width, p.size_in);
 #if defined(__AVX512VNNI__)
-  if (is_coded(p, slots)) return up_coded(p, w1, w3, begin, slots, first, last);
+  if (p.coded_inputs) return up_coded(p, w1, w3, begin, slots, first, last);
 #endif
   if (slots > kMaxStreamedSlots) {
     up_many(p, w1, w3, begin, slots, first, last);
@@ -183,14 +176,28 @@ void up(const MoeProblem& p, int64_t expert, int64_t first, int64_t last) {
   }
 }
 
+// The first expert from `expert` on that has slots, or num_experts.
+MOONLET_INLINE int64_t next_used(const MoeProblem& p, int64_t expert) {
+  while (expert < p.num_experts && p.starts[expert] == p.starts[expert + 1]) ++expert;
+  return expert;
+}
+
+// What is read after outputs [first, last) of an expert: the same of the next one, or at the end the
+// outputs that follow, from the first one on.
+Then after(const MoeProblem& p, int64_t expert, int64_t first, int64_t last) {
+  const int64_t next = next_used(p, expert + 1);
+  if (next < p.num_experts) return {rows_of(p.w2, next, p.size_in, p.width), first};
+  return {rows_of(p.w2, next_used(p, 0), p.size_in, p.width), last};
+}
+
 void down_few(const MoeProblem& p, const Rows& w2, int64_t begin, int64_t slots, int64_t first,
-              int64_t last, float* out) {
+              int64_t last, float* out, const Then& then) {
   float y[kExpertOutputs * kMaxGroup];
   const float* x[kMaxGroup];
   for (int64_t s = 0; s < slots; s += kMaxGroup) {
     const int64_t count = smaller(slots - s, kMaxGroup);
     for (int64_t m = 0; m < count; ++m) x[m] = p.hidden + (begin + s + m) * padded(p.width);
-    dot_group(w2, first, last, x, count, y, kMaxGroup);
+    dot_group(w2, first, last, x, count, y, kMaxGroup, &then);
     for (int64_t m = 0; m < count; ++m) {
       const int64_t slot = p.slots[begin + s + m];
       float* row = out + slot / p.top_k * p.size_in;
@@ -227,13 +234,17 @@ void down_many(const MoeProblem& p, const Rows& w2, int64_t begin, int64_t slots
 #if defined(__AVX512VNNI__)
 
 void down_coded(const MoeProblem& p, const Rows& w2, int64_t begin, int64_t slots, int64_t first,
-                int64_t last, float* out, const Rows* next) {
+                int64_t last, float* out, const Rows* next, const Then& then) {
   float y[kRowBatch * kExpertOutputs];
   const CodedGroup* x[kRowBatch];
   for (int64_t s = 0; s < slots; s += kRowBatch) {
     const int64_t count = smaller(slots - s, kRowBatch);
     for (int64_t m = 0; m < count; ++m) x[m] = p.coded_hidden + (begin + s + m) * w2.groups;
-    multiply_coded(w2, first, last, x, count, y, next);
+    if (slots > kMaxStreamedCoded) {
+      multiply_coded(w2, first, last, x, count, y, next);
+    } else {
+      dot_coded_rows(w2, first, last, x, count, y, &then);
+    }
     for (int64_t m = 0; m < count; ++m) {
       add_weighted(p, p.slots[begin + s + m], y + m * kExpertOutputs, first, last, out);
     }
@@ -251,17 +262,18 @@ void down(const MoeProblem& p, float* out, int64_t first, int64_t last) {
     if (slots == 0) continue;
     const Rows w2 = rows_of(p.w2, e, p.size_in, p.width);
 #if defined(__AVX512VNNI__)
-    if (is_coded(p, slots)) {
+    if (p.coded_inputs) {
       const Rows next = rows_of(p.w2, e + 1, p.size_in, p.width);
       const bool is_used = e + 1 < p.num_experts && p.starts[e + 1] < p.starts[e + 2];
-      down_coded(p, w2, begin, slots, first, last, out, is_used ? &next : nullptr);
+      down_coded(p, w2, begin, slots, first, last, out, is_used ? &next : nullptr,
+                 after(p, e, first, last));
       continue;
     }
 #endif
     if (slots > kMaxStreamedSlots) {
       down_many(p, w2, begin, slots, first, last, out);
     } else {
-      down_few(p, w2, begin, slots, first, last, out);
+      down_few(p, w2, begin, slots, first, last, out, after(p, e, first, last));
     }
   }
 }

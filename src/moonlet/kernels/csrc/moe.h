@@ -33,7 +33,7 @@ struct MoeProblem {
   float* inputs;          // [num_rows, padded size_in], permuted
   float* hidden;          // [num_rows * top_k, padded width], permuted, in the order of `slots`
   // The same in natural order as coded groups, where mode is 3 and the level multiplies integers;
-  // null asks for products in float32. Only experts of many slots use them, in place of `hidden`.
+  // null asks for products in float32. They are used in place of `inputs` and `hidden`.
   CodedGroup* coded_inputs;  // [num_rows, size_in / 32]
   CodedGroup* coded_hidden;  // [num_rows * top_k, width / 32]
   int64_t most_slots;        // of any expert

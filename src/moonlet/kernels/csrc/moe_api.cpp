@@ -12,6 +12,8 @@ namespace {
 constexpr int64_t kRowGrain = 4;
 constexpr int64_t kMaxExperts = 1024;
 constexpr int64_t kMinSharedProducts = 1 << 19;
+constexpr int64_t kFewSlots = 4;
+constexpr int64_t kPiecesPerThread = 3;
 constexpr int64_t kPieceElements = 1 << 14;  // whole blocks
 
 // Sorts slots by expert, in the order of rows; false where an id does not exist.
@@ -38,6 +40,14 @@ int64_t most_slots(const int64_t* starts, int64_t num_experts) {
     if (slots > most) most = slots;
   }
   return most;
+}
+
+// Blocks of outputs that a thread takes at a time. Where experts have few slots, reading bounds the
+// speed: pieces that lie side by side let more of what is fetched ahead be the thread's own.
+int64_t grain_of(int64_t blocks, const MoeProblem& problem, int32_t num_threads) {
+  if (problem.most_slots > kFewSlots) return 1;
+  const int64_t grain = blocks / (kPiecesPerThread * num_threads);
+  return grain > 1 ? grain : 1;
 }
 
 }  // namespace
@@ -82,7 +92,9 @@ int32_t moonlet_moe_mxfp4(const float* z, const int64_t* ids, const float* weigh
   int64_t* slots = places + num_experts + 1;
   const int64_t num_slots = num_rows * top_k;
   if (!group_by_expert(ids, num_slots, num_experts, starts, slots)) return MOONLET_BAD_ARGUMENT;
-  CodedGroup* coded = mode == 3 ? static_cast<CodedGroup*>(codes) : nullptr;
+  // the level that multiplies integers
+  const bool is_coded = mode == 3 && isa_level >= MOONLET_ISA_LEVEL_VNNI;
+  CodedGroup* coded = is_coded ? static_cast<CodedGroup*>(codes) : nullptr;
   CodedGroup* coded_hidden = coded ? coded + num_rows * (size_in / 32) : nullptr;
   const MoeProblem problem = {
       num_rows,       top_k,          num_experts,    size_in,
@@ -94,7 +106,7 @@ int32_t moonlet_moe_mxfp4(const float* z, const int64_t* ids, const float* weigh
     table->prepare(problem, z, first, last);
   });
   const int64_t blocks = (width + kExpertOutputs - 1) / kExpertOutputs;
-  parallel(num_experts * blocks, 1, num_threads, [&](int64_t first, int64_t last) {
+  parallel(num_experts * blocks, grain_of(blocks, problem, num_threads), num_threads, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t expert = i / blocks, at = i % blocks * kExpertOutputs;
       if (starts[expert] == starts[expert + 1]) continue;
@@ -102,13 +114,14 @@ int32_t moonlet_moe_mxfp4(const float* z, const int64_t* ids, const float* weigh
       table->up(problem, expert, at, end < width ? end : width);
     }
   });
-  if (mode != 0) {
+  if (mode != 0 && !coded) {
     parallel(num_slots, kRowGrain, num_threads, [&](int64_t first, int64_t last) {
       table->round_hidden(problem, first, last);
     });
   }
   const int64_t pieces = (size_in + kExpertOutputs - 1) / kExpertOutputs;
-  parallel(pieces, 1, num_threads, [&](int64_t first, int64_t last) {
+  parallel(pieces, grain_of(pieces, problem, num_threads), num_threads,
+           [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t end = (i + 1) * kExpertOutputs;
       table->down(problem, out, i * kExpertOutputs, end < size_in ? end : size_in);

@@ -16,7 +16,7 @@ extern "C" {
 #define MOONLET_API __attribute__((visibility("default")))
 
 /* Raised by one with every change of a prototype or of its meaning. */
-#define MOONLET_ABI_VERSION 6
+#define MOONLET_ABI_VERSION 7
 
 /* Status values. */
 #define MOONLET_OK 0
@@ -135,10 +135,14 @@ MOONLET_API int32_t moonlet_kda_backward(const float* q, const float* k, const f
  * result does not depend on their number.
  *
  * y [num_rows, size_out] = x [num_rows, size_in] weight [size_out, size_in]^T, times scale [size_out]
- * where given. weight is contiguous: float32 (weight_type 0), bfloat16 (1), int8 (2) or MXFP4 (3);
- * strides are those of rows. MXFP4 is [size_out, size_in / 2] codes with scale bytes [size_out,
- * size_in / 32], size_in a multiple of 32, and needs `inputs`: num_rows times size_in, rounded up to
- * 128, floats of scratch. Other types do not touch it. */
+ * where given. weight is contiguous: float32 (weight_type 0), bfloat16 (1), int8 (2), MXFP4 (3) or
+ * int8 in panels (4); strides are those of rows. MXFP4 is [size_out, size_in / 2] codes with scale
+ * bytes [size_out, size_in / 32], size_in a multiple of 32, and needs `inputs`: num_rows times
+ * size_in, rounded up to 128, floats of scratch. Panels are bytes [size_out / 16][size_in / 32][8]
+ * [16][4], each 128 above the weight of one output and four inputs side by side, both sizes rounded
+ * up, with zeros (128) where nothing is; x is rounded to int8 groups of 32, products are sums of
+ * integers, and `inputs` takes 10 floats for each group of num_rows rows of x. Other types do not
+ * touch it. */
 MOONLET_API int32_t moonlet_linear(const float* x, const void* weight, const void* scale, float* y,
                                    float* inputs, int64_t num_rows, int64_t size_in,
                                    int64_t size_out, int64_t x_stride, int64_t y_stride,
@@ -336,7 +340,8 @@ MOONLET_API int32_t moonlet_mla_expanded(
 
 /* Several matrices that share their input, as moonlet_linear has them one by one. Six words describe
  * a matrix: address of the weight, address of the scale or 0, address of y, size_out, y_stride,
- * weight_type. */
+ * weight_type. `inputs` serves all of them: what MXFP4 takes, where there is any, then what panels
+ * take. */
 MOONLET_API int32_t moonlet_linear_many(const float* x, const int64_t* matrices, float* inputs,
                                         int64_t num_matrices, int64_t num_rows, int64_t size_in,
                                         int64_t x_stride, int32_t isa_level, int32_t num_threads);

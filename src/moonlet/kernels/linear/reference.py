@@ -2,7 +2,8 @@
 
 A weight may be coarser than the activations: bfloat16 as published, int8 with one float32 scale
 per output row, or packed MXFP4 (model.md section 2.6). It is widened to the activations' dtype,
-exactly, before the product.
+exactly, before the product. Int8 in panels (`kernels.int8_panels`) is multiplied with activations
+that are rounded to int8 groups.
 
 Letters: I input width, O output width.
 """
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moonlet.kernels import mxfp4
+from moonlet.kernels import int8_panels, mxfp4
 
 __all__ = ["Stored", "linear", "linear_many"]
 
@@ -34,13 +35,16 @@ def linear(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
     Args:
         x: Floating point ``[..., I]``.
         weight: ``[O, I]`` in the dtype of ``x``, bfloat16, or int8; or uint8 ``[O, I/2]``, the
-            codes of MXFP4.
+            codes of MXFP4; or uint8 ``[O/16, I/4, 16, 4]``, int8 in panels.
         scale: float32 ``[O]``, the value of one int8 step of every row; uint8 ``[O, I/32]`` of
             MXFP4; None for other weights.
 
     Returns:
         ``[..., O]`` in the dtype of ``x``.
     """
+    if int8_panels.is_panels(weight):
+        assert scale is not None, "int8 weights come with scales"
+        return int8_panels.multiply(x, weight, scale)
     if weight.dtype == torch.uint8:
         assert scale is not None, "MXFP4 weights come with scales"
         return F.linear(x, mxfp4.dequantize(weight, scale, x.dtype, "reference"))

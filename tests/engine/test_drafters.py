@@ -1,5 +1,6 @@
 """Prompt lookup and suffix trees against a plain search of the text."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence as SequenceOf
 
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 
 from moonlet.engine.request import EngineRequest, Sequence
 from moonlet.engine.speculative import SpeculativeConfig
-from moonlet.engine.speculative import drafter as drafter_module
 from moonlet.engine.speculative.drafter import Drafter
 from moonlet.engine.speculative.ngram import NGramDrafter, NGramIndex
 from moonlet.engine.speculative.suffix import SuffixDrafter
@@ -266,8 +266,8 @@ def test_tenants_that_came_first_are_dropped_when_there_are_many(
 
 @pytest.mark.parametrize("make", [ngram, suffix])
 def test_a_long_prompt_is_taken_over_in_pieces(make: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafter_module, "MAX_IDS_PER_CALL", 10)
     drafter = make()
+    monkeypatch.setattr(sys.modules[type(drafter).__module__], "IDS_PER_CALL", 10)
     text = [*range(10), *range(10), *range(9)]
     owner = sequence("a", text)
     assert [drafter.observe(owner) for _ in range(3)] == [False, False, True]

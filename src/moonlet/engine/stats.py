@@ -43,7 +43,7 @@ class EngineStats:
         num_drafts: Verified windows of drafts; 0 without speculation.
         num_draft_tokens: Drafts in them.
         num_accepted_tokens: Drafts that became tokens.
-        accepted_per_pos: Of those, the first, second, ... draft of their window.
+        num_accepted_tokens_per_pos: Of those, the first, second, ... draft of their window.
     """
 
     num_steps: int
@@ -72,7 +72,7 @@ class EngineStats:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    accepted_per_pos: tuple[int, ...] = ()
+    num_accepted_tokens_per_pos: tuple[int, ...] = ()
 
 
 def read_stats(

@@ -12,7 +12,7 @@ Workloads of the bundled model (greedy, held-out prompts of its own tasks):
     chat     chat: greetings, refusals, one sentence each
 and of any model, over random ids:
     cycle    greedy; a prompt that repeats a phrase
-    sampled  temperature 1, seeded; nothing to look up
+    sampled  temperature 1, seeded; a prompt in which nothing repeats
 
 Example: python benchmarks/speculation.py --streams 1 --streams 8
 """
@@ -78,7 +78,8 @@ def random_prompts(workload: str, vocab_size: int, count: int) -> Prompts:
     for number in range(count):
         rng = random.Random(number)
         phrase = [rng.randrange(100, min(vocab_size, 600)) for _ in range(24)]
-        prompts.append(phrase * (6 if workload == "cycle" else 3))
+        once = [rng.randrange(100, min(vocab_size, 600)) for _ in range(96)]
+        prompts.append(phrase * 6 if workload == "cycle" else once)
     return prompts
 
 
@@ -150,10 +151,12 @@ def main() -> None:
     for streams in options.streams or [1]:
         for workload in options.workload or [*own, "cycle", "sampled"]:
             count = -(-options.prompts // streams) * streams
+            # every turn has its own: nobody may remember what it said
+            total = count * (options.repeats + 1)
             if workload in ("cycle", "sampled"):
-                prompts = random_prompts(workload, model.config.vocab_size, count)
+                prompts = random_prompts(workload, model.config.vocab_size, total)
             else:
-                prompts = nano_prompts(workload, str(directory), count)
+                prompts = nano_prompts(workload, str(directory), total)
             is_raw = workload in ("passage", "cycle", "sampled")
             sampled = {"seed": 3} if workload == "sampled" else {"temperature": 0.0}
             engines = {
@@ -175,7 +178,9 @@ def main() -> None:
                 sampling = SamplingParams(max_tokens=tokens, ignore_eos=is_raw, **sampled)
                 # whoever goes first meets the machine as the turn before left it
                 for method in methods if turn % 2 else methods[::-1]:
-                    speed, outputs[method] = run(engines[method], prompts, streams, sampling)
+                    mine = prompts[turn * count : (turn + 1) * count]
+                    speed, ids = run(engines[method], mine, streams, sampling)
+                    outputs.setdefault(method, []).extend(ids)
                     if turn:
                         speeds[method].append(speed)
             for method, engine in engines.items():

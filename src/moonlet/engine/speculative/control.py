@@ -75,11 +75,12 @@ class StepRecord(NamedTuple):
 
     Attributes:
         num_decoding: Sequences that decoded.
-        seconds: What it took, the drafter's time included.
+        seconds: What it took without the drafter's time.
         num_prompt_rows: Rows of prompts in it.
         num_drafts: Drafts in it.
         num_emitted: Tokens that decoding sequences got.
-        drafter_s: Time of looking for drafts.
+        num_skipped: Plain steps before it that were not measured.
+        drafter_s: Time of looking for drafts, and of looking at what became of them.
         is_typical: False where it took longer for a reason that does not come again.
     """
 
@@ -88,6 +89,7 @@ class StepRecord(NamedTuple):
     num_prompt_rows: int = 0
     num_drafts: int = 0
     num_emitted: int = 0
+    num_skipped: int = 0
     drafter_s: float = 0.0
     is_typical: bool = True
 
@@ -204,20 +206,20 @@ class LengthControl:
             self._all.observe(round.num_matched, round.num_trials)
             own = self._requests.setdefault(round.request_id, _Acceptance(REQUEST_DECAY))
             own.observe(round.num_matched, round.num_trials)
+        plain_s = self._plain.at(step.num_decoding)
+        if plain_s is not None:
+            self._earn(CREDIT_SHARE * plain_s * step.num_skipped - step.drafter_s, plain_s)
+        if not step.is_typical:
+            return
         if step.num_prompt_rows:
-            if step.is_typical:
-                rows = step.num_decoding + step.num_prompt_rows + step.num_drafts
-                self._mixed.observe(rows, step.seconds)
-            if self._credit_s is not None:
-                self._credit_s -= step.drafter_s
+            rows = step.num_decoding + step.num_prompt_rows + step.num_drafts
+            self._mixed.observe(rows, step.seconds)
         elif step.num_drafts:
             self._record_window(step)
         elif step.num_decoding:
-            plain_s = step.seconds - step.drafter_s
-            if step.is_typical:
-                self._plain.observe(step.num_decoding, plain_s)
-                self._rounds_since_plain[step.num_decoding] = 0
-            self._earn(CREDIT_SHARE * plain_s - step.drafter_s, plain_s)
+            self._plain.observe(step.num_decoding, step.seconds)
+            self._rounds_since_plain[step.num_decoding] = 0
+            self._earn(CREDIT_SHARE * step.seconds, step.seconds)
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept of a request."""
@@ -262,8 +264,6 @@ class LengthControl:
 
     def _record_window(self, step: StepRecord) -> None:
         num_decoding, rows = step.num_decoding, step.num_decoding + step.num_drafts
-        if not step.is_typical:
-            return
         self._windows.observe(rows, step.seconds)
         self._rounds_since_plain[num_decoding] = self._rounds_since_plain.get(num_decoding, 0) + 1
         plain_s, typical_s = self._plain.at(num_decoding), self._windows.at(rows)

@@ -6,8 +6,7 @@ the two the runner verifies and the engine emits, as in a step without drafts.
 
 Looking for drafts costs the drafter's own time. A sequence that got none for some steps naps, and
 is looked at again after some more tokens, twice as many each time it was in vain; while all nap,
-or without credit (`control.py`), a step costs two readings of the clock. Without the control nobody
-naps.
+or without credit (`control.py`), a step does nothing here. Without the control nobody naps.
 
 A draft never reaches beyond the rows that a sequence may have: of the tokens that may still come,
 the last one needs no row. Nor does it reach beyond a stop id or the end of a constraint.
@@ -46,7 +45,7 @@ def make_drafter(config: SpeculativeConfig) -> Drafter:
 # steps without drafts after which a sequence naps, and tokens that naps last
 PATIENCE = 8
 FIRST_NAP, LONGEST_NAP = 8, 64
-# steps that all nap where there is no credit
+# steps that nobody looks at where there is no credit
 STEPS_WITHOUT_CREDIT = 16
 
 
@@ -113,7 +112,9 @@ class Speculation:
         self._drafter = make_drafter(config) if drafter is None else drafter
         self._control = LengthControl(self._max_drafts) if config.adaptive else None
         self._naps: dict[str, _Nap] = {}
-        self._num_skipped = 0
+        # steps that nobody looks at: still to come, and so far
+        self._num_to_skip = self._num_skipped = 0
+        self._is_watched = False
         self._clock = clock
         self._began_s = self._drafter_s = 0.0
         self._num_decoding = self._num_prompt_rows = 0
@@ -121,17 +122,27 @@ class Speculation:
 
     def attach(self, step: Step) -> Step:
         """Return the step with the drafts that are worth their rows."""
+        has_prompts = not step.chunks[-1].is_decode
+        # who comes new is looked at
+        if self._num_to_skip and not has_prompts:
+            self._num_to_skip -= 1
+            self._num_skipped += 1
+            self._is_watched = False
+            return step
+        self._is_watched = True
         self._began_s = self._clock()
         self._drafter_s = 0.0
-        if self._windows:
-            self._windows = []
-        num_chunks = self._num_decoding = len(step.chunks)
-        self._num_prompt_rows = 0
-        if not step.chunks[-1].is_decode:
-            # prompts come last
+        self._windows = []
+        self._num_to_skip = self._num_prompt_rows = 0
+        self._num_decoding = len(step.chunks)
+        if has_prompts:
             prompts = [c.num_tokens for c in step.chunks if not c.is_decode]
-            self._num_decoding, self._num_prompt_rows = num_chunks - len(prompts), sum(prompts)
-        if self._is_asleep() or not self._num_decoding:
+            self._num_decoding -= len(prompts)
+            self._num_prompt_rows = sum(prompts)
+        if self._control is not None and not self._control.has_credit:
+            self._num_to_skip = STEPS_WITHOUT_CREDIT
+            return step
+        if not self._num_decoding:
             return step
         proposed = [self._look_up(chunk) for chunk in step.chunks]
         lengths = self._lengths(step, proposed)
@@ -152,6 +163,9 @@ class Speculation:
             emissions: What sequences got.
             is_typical: False where the step took longer for a reason that does not come again.
         """
+        if not self._is_watched:
+            return
+        ended_s = self._clock()
         rounds, num_emitted, num_drafts = [], 0, 0
         if self._windows:
             emitted = {e.sequence.request_id: e.ids for e in emissions}
@@ -161,16 +175,19 @@ class Speculation:
                 num_drafts += window.num_drafts
                 if window.proposed:
                     rounds.append(self._round(window, ids))
+            self._drafter_s += self._clock() - ended_s
         if self._control is not None:
             step = StepRecord(
                 num_decoding=self._num_decoding,
-                seconds=self._clock() - self._began_s,
+                seconds=self._clock() - self._began_s - self._drafter_s,
                 num_prompt_rows=self._num_prompt_rows,
                 num_drafts=num_drafts,
                 num_emitted=num_emitted,
+                num_skipped=self._num_skipped,
                 drafter_s=self._drafter_s,
                 is_typical=is_typical,
             )
+            self._num_skipped = 0
             self._control.record(step, rounds)
 
     def forget(self, sequence: Sequence, *, has_ended_well: bool) -> None:
@@ -195,21 +212,6 @@ class Speculation:
         assert self._naps.keys() <= running, "a nap outlives its request"
         if self._control is not None:
             assert self._control.tracked() <= running, "an acceptance outlives its request"
-
-    def _is_asleep(self) -> bool:
-        """Whether nobody is to be looked at in this step."""
-        if self._control is None:
-            return False
-        if self._num_prompt_rows:
-            # who comes new is looked at
-            self._num_skipped = 0
-        elif self._num_skipped:
-            self._num_skipped -= 1
-            return True
-        if self._control.has_credit:
-            return False
-        self._num_skipped = STEPS_WITHOUT_CREDIT
-        return True
 
     def _look_up(self, chunk: ScheduledChunk) -> tuple[int, ...] | None:
         """Return what may follow a sequence; None where it naps, or is not or not yet looked at."""
@@ -239,7 +241,7 @@ class Speculation:
             if ids is not None:
                 nap.note(len(chunk.drafts), num_tokens)
             shortest = min(shortest, nap.until - num_tokens)
-        self._num_skipped = max(0, shortest)
+        self._num_to_skip = max(0, shortest)
 
     def _round(self, window: _Window, ids: SequenceOf[int]) -> Round:
         """Compare what was proposed with what came, and count what was drafted."""

@@ -23,7 +23,7 @@ __all__ = ["SuffixDrafter"]
 # ids of its own text that a sequence enters at a time
 IDS_PER_CALL = 256
 # ids of finished outputs that enter the shared tree with each observed sequence
-LEARNED_PER_CALL = 128
+LEARNED_PER_CALL = 16
 # only the end of a longer output is remembered
 MAX_REMEMBERED_IDS = 4096
 # tenants whose outputs are remembered; the one that came first is dropped

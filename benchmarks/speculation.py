@@ -5,7 +5,7 @@ the turns' ratios to `off` in the same turn, what was drafted and accepted, and 
 those of `off`. Engines live through all turns; the first turn is not timed.
 
 Workloads of the bundled model (greedy, held-out prompts of its own tasks):
-    passage  a raw completion; the prompt is a text given several times, which the model goes on with
+    passage  a raw completion; the prompt is two sentences, six times, which the model goes on with
     copy     chat: "repeat this text", long texts
     tools    chat: tool calls with JSON arguments, and the thoughts before them
     sums     chat: sums with worked columns
@@ -55,9 +55,9 @@ def nano_prompts(workload: str, directory: str, count: int) -> Prompts:
 
     tokenizer = Tokenizer.from_dir(directory)
     if workload == "passage":
-        items = heldout_items("tools", 6 * count)
+        items = heldout_items("tools", 2 * count)
         texts = [" ".join(i.turn.user for i in items[n::count]) + "\n" for n in range(count)]
-        return [tokenizer.encode(text) * 3 for text in texts]
+        return [tokenizer.encode(text) * 6 for text in texts]
     if workload == "copy":
         turns = [
             repeat_turn(random.Random(n), HELDOUT, "max", 1.0, is_long=True) for n in range(count)
@@ -136,7 +136,9 @@ def main() -> None:
     parser.add_argument("--warm-tokens", type=int, help="the same in the turn that is not timed")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--verbose", action="store_true", help="say each speed when it is known")
     options = parser.parse_args()
+    began = time.perf_counter()
     bound_threads(options.threads)
     # torch reads the thread settings when it is imported
     from moonlet.engine import Engine, SamplingParams
@@ -181,6 +183,11 @@ def main() -> None:
                     mine = prompts[turn * count : (turn + 1) * count]
                     speed, ids = run(engines[method], mine, streams, sampling)
                     outputs.setdefault(method, []).extend(ids)
+                    if options.verbose:
+                        sys.stderr.write(
+                            f"{time.perf_counter() - began:.1f} s: {workload}, turn {turn}, "
+                            f"{method}: {speed:.1f} tok/s\n"
+                        )
                     if turn:
                         speeds[method].append(speed)
             for method, engine in engines.items():

@@ -38,7 +38,7 @@ MIN_MEASUREMENTS = 3
 # expected tokens, against plain steps, that make measuring worth while
 MIN_GAIN = 1.2
 # credit: share of plain time, and bounds in plain steps
-CREDIT_SHARE = 0.01
+CREDIT_SHARE = 0.005
 FIRST_CREDIT = 8.0
 MAX_CREDIT = 32.0
 # memory of the acceptance estimates: weight of the past per trial

@@ -12,6 +12,8 @@ Workloads of the bundled model (greedy, held-out prompts of its own tasks):
     chat     chat: greetings, refusals, one sentence each
 and of any model, over random ids:
     cycle    greedy; a prompt that repeats a phrase
+    loop     greedy with frequency_penalty -2, which drives any model into saying one id for ever;
+             for random weights, whose greedy text repeats neither its prompt nor itself
     sampled  temperature 1, seeded; a prompt in which nothing repeats
 
 Example: python benchmarks/speculation.py --streams 1 --streams 8
@@ -41,6 +43,7 @@ METHODS = {
     "ngram-always": {"method": "ngram", **LOOKUP, "adaptive": False},
     "suffix": {"method": "suffix", "num_speculative_tokens": 7},
 }
+RANDOM = ("cycle", "loop", "sampled")
 CHATS = ("tools", "sums", "chat")
 FAMILY_OF = {"tools": "tools", "sums": "arithmetic", "chat": "frame"}
 Prompts = list[list[int]]
@@ -79,7 +82,7 @@ def random_prompts(workload: str, vocab_size: int, count: int) -> Prompts:
         rng = random.Random(number)
         phrase = [rng.randrange(100, min(vocab_size, 600)) for _ in range(24)]
         once = [rng.randrange(100, min(vocab_size, 600)) for _ in range(96)]
-        prompts.append(phrase * 6 if workload == "cycle" else once)
+        prompts.append(once if workload == "sampled" else phrase * 6)
     return prompts
 
 
@@ -151,16 +154,18 @@ def main() -> None:
     own = ["passage", "copy", *CHATS] if options.model is None else []
     methods = ["off", *(options.method or ["ngram", "suffix"])]
     for streams in options.streams or [1]:
-        for workload in options.workload or [*own, "cycle", "sampled"]:
+        for workload in options.workload or [*own, *RANDOM]:
             count = -(-options.prompts // streams) * streams
             # every turn has its own: nobody may remember what it said
             total = count * (options.repeats + 1)
-            if workload in ("cycle", "sampled"):
+            if workload in RANDOM:
                 prompts = random_prompts(workload, model.config.vocab_size, total)
             else:
                 prompts = nano_prompts(workload, str(directory), total)
-            is_raw = workload in ("passage", "cycle", "sampled")
-            sampled = {"seed": 3} if workload == "sampled" else {"temperature": 0.0}
+            is_raw = workload == "passage" or workload in RANDOM
+            params = {"seed": 3} if workload == "sampled" else {"temperature": 0.0}
+            if workload == "loop":
+                params["frequency_penalty"] = -2.0
             engines = {
                 method: Engine(
                     model,
@@ -177,7 +182,7 @@ def main() -> None:
             outputs: dict[str, list[tuple[int, ...]]] = {}
             for turn in range(options.repeats + 1):
                 tokens = options.tokens if turn else options.warm_tokens or options.tokens
-                sampling = SamplingParams(max_tokens=tokens, ignore_eos=is_raw, **sampled)
+                sampling = SamplingParams(max_tokens=tokens, ignore_eos=is_raw, **params)
                 # whoever goes first meets the machine as the turn before left it
                 for method in methods if turn % 2 else methods[::-1]:
                     mine = prompts[turn * count : (turn + 1) * count]

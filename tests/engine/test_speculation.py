@@ -125,7 +125,9 @@ def test_counters_agree_with_each_other(make_engine: MakeEngine) -> None:
     assert 0 < stats.num_drafts < stats.num_draft_tokens
     assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens
     assert len(stats.num_accepted_tokens_per_pos) == 6
-    assert list(stats.num_accepted_tokens_per_pos) == sorted(stats.num_accepted_tokens_per_pos, reverse=True)
+    assert list(stats.num_accepted_tokens_per_pos) == sorted(
+        stats.num_accepted_tokens_per_pos, reverse=True
+    )
     assert stats.num_accepted_tokens_per_pos[0] <= stats.num_drafts
 
 

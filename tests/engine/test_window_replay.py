@@ -35,9 +35,17 @@ class ByHand:
     """Scheduler, runner and drafts of some sequences, step by step."""
 
     def __init__(
-        self, model: Transformer, guess: Guess | None, *, num_seqs: int, replays: bool, **params: object
+        self,
+        model: Transformer,
+        guess: Guess | None,
+        *,
+        num_seqs: int,
+        replays: bool,
+        **params: object,
     ) -> None:
-        limits = SchedulerLimits(max_num_seqs=num_seqs, max_num_batched_tokens=64, max_model_len=LENGTH)
+        limits = SchedulerLimits(
+            max_num_seqs=num_seqs, max_num_batched_tokens=64, max_model_len=LENGTH
+        )
         self.manager, self.state = build_memory(
             model.config,
             limits,
@@ -114,9 +122,7 @@ def test_every_step_has_the_bits_of_single_calls(
     num_windows = num_replays = 0
     for seed in range(6):
         pair = [
-            ByHand(
-                model, corrupted(truth, 512, seed), num_seqs=num_seqs, replays=replays, **params
-            )
+            ByHand(model, corrupted(truth, 512, seed), num_seqs=num_seqs, replays=replays, **params)
             for replays in (True, False)
         ]
         taped, single = pair

@@ -249,11 +249,15 @@ class _WindowStep(_RecordedStep):
             tokens.extend(sequence.token_range(start, stop - len(chunk.drafts)))
             tokens.extend(chunk.drafts)
             pages = sequence.pages
-            rows.extend(pages[p // page_size] * page_size + p % page_size for p in range(start, stop))
+            rows.extend(
+                pages[p // page_size] * page_size + p % page_size for p in range(start, stop)
+            )
             seen.extend(range(start + 1, stop + 1))
             slots_of_rows.extend([sequence.slot] * chunk.num_tokens)
             owners.append((sequence, chunk.num_tokens))
-        self._numbers.fill((*borders, *slots, *starts, *lengths, *tokens, *rows, *seen, *slots_of_rows))
+        self._numbers.fill(
+            (*borders, *slots, *starts, *lengths, *tokens, *rows, *seen, *slots_of_rows)
+        )
         if owners != self._owners or self._version != self._state.version:
             for slots_N, table_NB in zip(self._slots, self._tables, strict=True):
                 self._state.copy_tables(slots_N, table_NB)

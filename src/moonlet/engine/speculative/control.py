@@ -41,6 +41,8 @@ MIN_GAIN = 1.2
 CREDIT_SHARE = 0.005
 FIRST_CREDIT = 8.0
 MAX_CREDIT = 32.0
+# what windows must promise, against plain steps: costs and acceptance are estimates
+MARGIN = 1.05
 # memory of the acceptance estimates: weight of the past per trial
 REQUEST_DECAY = 0.95
 ENGINE_DECAY = 0.99
@@ -159,7 +161,7 @@ class LengthControl:
     @property
     def has_credit(self) -> bool:
         """Whether looking for drafts, or drafting, may cost something now."""
-        return self._credit_s is not None and self._credit_s > 0
+        return self._credit_s is None or self._credit_s > 0
 
     def lengths(
         self, proposals: Sequence[Proposal], *, num_decoding: int, num_prompt_rows: int, room: int
@@ -189,6 +191,7 @@ class LengthControl:
             seconds = self._windows.curve(rows, (num_decoding, plain_s))
         if seconds is None:
             return nothing
+        seconds[0] /= MARGIN
         # drafts hold up the prompts of their step, whose rows therefore count as tokens
         total = totals[best_total(num_plain, [sums[t] for t in totals], seconds)]
         if not total and not num_prompt_rows:
@@ -206,11 +209,14 @@ class LengthControl:
             self._all.observe(round.num_matched, round.num_trials)
             own = self._requests.setdefault(round.request_id, _Acceptance(REQUEST_DECAY))
             own.observe(round.num_matched, round.num_trials)
+        if step.is_typical:
+            self._learn(step)
         plain_s = self._plain.at(step.num_decoding)
         if plain_s is not None:
             self._earn(CREDIT_SHARE * plain_s * step.num_skipped - step.drafter_s, plain_s)
-        if not step.is_typical:
-            return
+
+    def _learn(self, step: StepRecord) -> None:
+        """Take in what the step took and what it gained."""
         if step.num_prompt_rows:
             rows = step.num_decoding + step.num_prompt_rows + step.num_drafts
             self._mixed.observe(rows, step.seconds)

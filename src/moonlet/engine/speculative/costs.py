@@ -31,15 +31,16 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._times: dict[int, deque[float]] = {}
-        self._points: list[Point] | None = None
+        self._typical: dict[int, float] = {}
 
     def observe(self, rows: int, seconds: float) -> None:
         """Record one step."""
-        times = self._times.get(_bucket(rows))
+        bucket = _bucket(rows)
+        times = self._times.get(bucket)
         if times is None:
-            times = self._times[_bucket(rows)] = deque(maxlen=KEPT_TIMES)
+            times = self._times[bucket] = deque(maxlen=KEPT_TIMES)
         times.append(seconds)
-        self._points = None
+        self._typical[bucket] = statistics.median_low(times)
 
     def count(self, rows: int) -> int:
         """How many times are kept for that number of rows."""
@@ -47,8 +48,7 @@ class StepCosts:
 
     def at(self, rows: int) -> float | None:
         """Return the typical seconds of exactly that number of rows, if it was ever seen."""
-        times = self._times.get(_bucket(rows))
-        return statistics.median_low(times) if times else None
+        return self._typical.get(_bucket(rows))
 
     def curve(self, rows: Sequence[int], floor: Point | None = None) -> list[float] | None:
         """Return the seconds of several numbers of rows.
@@ -61,9 +61,7 @@ class StepCosts:
         Returns:
             One per number, non-decreasing in it; None where nothing is known.
         """
-        if self._points is None:
-            self._points = sorted((n, statistics.median_low(t)) for n, t in self._times.items())
-        points = self._points
+        points = sorted(self._typical.items())
         if floor is not None:
             points = [floor, *(point for point in points if point[0] > floor[0])]
         if not points:

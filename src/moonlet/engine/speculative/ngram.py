@@ -90,8 +90,9 @@ class NGramIndex:
             keys[has_run] += values[ends[has_run] - n - start] * np.uint64(power)
             if n < self._low:
                 continue
-            table, pairs = self._ends[n], zip(
-                keys[has_run].tolist(), ends[has_run].tolist(), strict=True
+            table, pairs = (
+                self._ends[n],
+                zip(keys[has_run].tolist(), ends[has_run].tolist(), strict=True),
             )
             if self._takes_latest:
                 table.update(pairs)

@@ -46,7 +46,7 @@ def make_drafter(config: SpeculativeConfig) -> Drafter:
 PATIENCE = 8
 FIRST_NAP, LONGEST_NAP = 8, 64
 # steps that nobody looks at where there is no credit
-STEPS_WITHOUT_CREDIT = 16
+STEPS_WITHOUT_CREDIT = 32
 
 
 class _Nap:
@@ -241,7 +241,8 @@ class Speculation:
             if ids is not None:
                 nap.note(len(chunk.drafts), num_tokens)
             shortest = min(shortest, nap.until - num_tokens)
-        self._num_to_skip = max(0, shortest)
+        # whoever has just sent a prompt is looked at next
+        self._num_to_skip = 0 if self._num_prompt_rows else max(0, shortest)
 
     def _round(self, window: _Window, ids: SequenceOf[int]) -> Round:
         """Compare what was proposed with what came, and count what was drafted."""

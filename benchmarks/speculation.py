@@ -35,6 +35,7 @@ from moonlet.core.env import bound_threads
 
 if TYPE_CHECKING:
     from moonlet.engine import Engine, SamplingParams
+    from moonlet.model.transformer import Transformer
 
 LOOKUP = {"num_speculative_tokens": 7, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 METHODS = {
@@ -125,8 +126,8 @@ def report(
     }
 
 
-def main() -> None:
-    """Print one JSON line per workload, number of streams and method."""
+def parsed() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -140,13 +141,59 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--verbose", action="store_true", help="say each speed when it is known")
-    options = parser.parse_args()
-    began = time.perf_counter()
-    bound_threads(options.threads)
-    # torch reads the thread settings when it is imported
-    from moonlet.engine import Engine, SamplingParams
+    return parser.parse_args()
+
+
+def make_engine(model: Transformer, method: str, streams: int) -> Engine:
+    """Return an engine that drafts by a method."""
+    from moonlet.engine import Engine
     from moonlet.engine.memory import MemoryOptions
     from moonlet.engine.speculative import SpeculativeConfig
+
+    raw = METHODS[method]
+    return Engine(
+        model,
+        max_num_seqs=streams,
+        max_model_len=2048,
+        memory=MemoryOptions(prefix_caching=False),
+        speculative=None if raw is None else SpeculativeConfig.from_dict(raw),
+    )
+
+
+def measure(
+    engines: dict[str, Engine], prompts: Prompts, workload: str, options: argparse.Namespace
+) -> tuple[dict[str, list[float]], dict[str, list[tuple[int, ...]]]]:
+    """Let engines take turns; return the speeds of the timed ones and the ids of all."""
+    from moonlet.engine import SamplingParams
+
+    params: dict[str, Any] = {"seed": 3} if workload == "sampled" else {"temperature": 0.0}
+    if workload == "loop":
+        params["frequency_penalty"] = -2.0
+    params["ignore_eos"] = workload == "passage" or workload in RANDOM
+    count = len(prompts) // (options.repeats + 1)
+    limits = next(iter(engines.values())).limits
+    speeds: dict[str, list[float]] = {method: [] for method in engines}
+    outputs: dict[str, list[tuple[int, ...]]] = {method: [] for method in engines}
+    for turn in range(options.repeats + 1):
+        tokens = options.tokens if turn else options.warm_tokens or options.tokens
+        sampling = SamplingParams(max_tokens=tokens, **params)
+        mine = prompts[turn * count : (turn + 1) * count]
+        # whoever goes first meets the machine as the turn before left it
+        for method in list(engines)[:: 1 if turn % 2 else -1]:
+            speed, ids = run(engines[method], mine, limits.max_num_seqs, sampling)
+            outputs[method].extend(ids)
+            if turn:
+                speeds[method].append(speed)
+            if options.verbose:
+                sys.stderr.write(f"{workload}, turn {turn}, {method}: {speed:.1f} tok/s\n")
+    return speeds, outputs
+
+
+def main() -> None:
+    """Print one JSON line per workload, number of streams and method."""
+    options = parsed()
+    bound_threads(options.threads)
+    # torch reads the thread settings when it is imported
     from moonlet.weights.checkpoint import load_for_inference
 
     directory = model_directory(options.model)
@@ -162,45 +209,14 @@ def main() -> None:
                 prompts = random_prompts(workload, model.config.vocab_size, total)
             else:
                 prompts = nano_prompts(workload, str(directory), total)
-            is_raw = workload == "passage" or workload in RANDOM
-            params = {"seed": 3} if workload == "sampled" else {"temperature": 0.0}
-            if workload == "loop":
-                params["frequency_penalty"] = -2.0
-            engines = {
-                method: Engine(
-                    model,
-                    max_num_seqs=streams,
-                    max_model_len=2048,
-                    memory=MemoryOptions(prefix_caching=False),
-                    speculative=None
-                    if METHODS[method] is None
-                    else SpeculativeConfig.from_dict(METHODS[method]),
-                )
-                for method in methods
-            }
-            speeds: dict[str, list[float]] = {method: [] for method in methods}
-            outputs: dict[str, list[tuple[int, ...]]] = {}
-            for turn in range(options.repeats + 1):
-                tokens = options.tokens if turn else options.warm_tokens or options.tokens
-                sampling = SamplingParams(max_tokens=tokens, ignore_eos=is_raw, **params)
-                # whoever goes first meets the machine as the turn before left it
-                for method in methods if turn % 2 else methods[::-1]:
-                    mine = prompts[turn * count : (turn + 1) * count]
-                    speed, ids = run(engines[method], mine, streams, sampling)
-                    outputs.setdefault(method, []).extend(ids)
-                    if options.verbose:
-                        sys.stderr.write(
-                            f"{time.perf_counter() - began:.1f} s: {workload}, turn {turn}, "
-                            f"{method}: {speed:.1f} tok/s\n"
-                        )
-                    if turn:
-                        speeds[method].append(speed)
+            engines = {method: make_engine(model, method, streams) for method in methods}
+            speeds, outputs = measure(engines, prompts, workload, options)
             for method, engine in engines.items():
-                same = outputs[method] == outputs["off"]
-                figures = report(engine, speeds, method, same)
                 head = {"workload": workload, "streams": streams, "prompts": count}
+                same = outputs[method] == outputs["off"]
                 load = {"load": round(os.getloadavg()[0], 2)}
-                sys.stdout.write(json.dumps(head | figures | load) + "\n")
+                line = head | report(engine, speeds, method, same) | load
+                sys.stdout.write(json.dumps(line) + "\n")
                 sys.stdout.flush()
                 engine.close()
 

@@ -15,6 +15,7 @@ and goes on call by call, as does one whose memory is too large to keep.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -85,7 +86,7 @@ class _Numbers:
         self._values[:] = array("q", values)
 
 
-class _RecordedStep:
+class _RecordedStep(ABC):
     """A step of one shape, its inputs in tensors that never move."""
 
     def __init__(
@@ -106,9 +107,9 @@ class _RecordedStep:
         """Why it cannot be run again, or None."""
         return self.tape.refusal
 
+    @abstractmethod
     def fill(self, step: Step) -> None:
         """Take over the step's tokens and where its sequences lie."""
-        raise NotImplementedError
 
     def run(self) -> Tensor:
         """Return the logits ``[T, W]``; they are valid until the next run."""

@@ -1,8 +1,8 @@
 """Draft lengths from measured costs and acceptance; every second here is an argument."""
 
 import random
+from itertools import accumulate
 
-import numpy as np
 import pytest
 
 from moonlet.engine.speculative.control import (
@@ -11,6 +11,7 @@ from moonlet.engine.speculative.control import (
     LengthControl,
     Proposal,
     Round,
+    StepRecord,
     best_total,
     share_out,
 )
@@ -18,16 +19,16 @@ from moonlet.engine.speculative.costs import StepCosts
 
 # ---- the numbers of speculative.md section 7 ---------------------------------------------------
 
-SURVIVALS = [np.array([0.9, 0.72, 0.36]), np.array([0.8, 0.4, 0.1])]
+SURVIVALS = [[0.9, 0.72, 0.36], [0.8, 0.4, 0.1]]
 
 
 def test_the_confidence_budget_of_the_spec() -> None:
-    most_likely = -np.sort(-np.concatenate(SURVIVALS))
-    seconds = 0.4 + 1 + 0.15 * (2 + np.arange(7))
-    tokens = 2 + np.concatenate(([0.0], np.cumsum(most_likely)))
+    sums = [0.0, *accumulate(sorted(SURVIVALS[0] + SURVIVALS[1], reverse=True))]
+    seconds = [0.4 + 1 + 0.15 * (2 + b) for b in range(7)]
+    rates = [(2 + tokens) / cost for tokens, cost in zip(sums, seconds, strict=True)]
     expected = [1.1765, 1.5676, 1.8500, 2.0558, 2.0957, 2.1143, 2.0308]
-    assert tokens / seconds == pytest.approx(expected, abs=5e-5)
-    assert best_total(2, most_likely, seconds) == 5
+    assert rates == pytest.approx(expected, abs=5e-5)
+    assert best_total(2, sums, seconds) == 5
     assert share_out(SURVIVALS, 5) == [3, 2]
 
 
@@ -37,7 +38,7 @@ def test_the_most_likely_drafts_go_first(total: int, shares: list[int]) -> None:
 
 
 def test_equally_good_totals_take_the_fewest() -> None:
-    assert best_total(1, np.array([0.5, 0.0]), np.array([1.0, 1.5, 1.5])) == 0
+    assert best_total(1, [0.0, 0.5, 0.5], [1.0, 1.5, 1.5]) == 0
 
 
 # ---- costs -------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ def test_equally_good_totals_take_the_fewest() -> None:
 
 def test_costs_are_a_monotone_line_through_typical_times() -> None:
     costs = StepCosts()
-    assert costs.curve(np.array([1])) is None
+    assert costs.curve([1]) is None
     assert costs.at(4) is None
     for seconds in (9.0, 4.0, 5.0, 4.5):
         costs.observe(4, seconds)
@@ -54,10 +55,8 @@ def test_costs_are_a_monotone_line_through_typical_times() -> None:
     assert costs.count(4) == 4
     costs.observe(8, 3.0)
     costs.observe(10, 6.5)
-    rows = np.array([2, 4, 8, 9, 10, 12])
-    assert costs.curve(rows).tolist() == [4.5, 4.5, 4.5, 5.5, 6.5, 8.5]
-    floor = costs.curve(np.array([4, 6, 8]), floor=(4, 1.0))
-    assert floor.tolist() == [1.0, 2.0, 3.0]
+    assert costs.curve([2, 4, 8, 9, 10, 12]) == [4.5, 4.5, 4.5, 5.5, 6.5, 8.5]
+    assert costs.curve([4, 6, 8], floor=(4, 1.0)) == [1.0, 2.0, 3.0]
 
 
 def test_old_times_are_forgotten() -> None:
@@ -78,7 +77,7 @@ class Machine:
     def __init__(
         self, *, window_s: float = 1.2, row_s: float = 0.02, num_seqs: int = 1, wanted: int = 4
     ) -> None:
-        self.control = LengthControl()
+        self.control = LengthControl(wanted)
         self.window_s, self.row_s, self.num_seqs, self.wanted = window_s, row_s, num_seqs, wanted
         self.elapsed = 0.0
         self.tokens = 0
@@ -106,14 +105,8 @@ class Machine:
             emitted += num_tokens
         total = sum(lengths)
         seconds = self.window_s + self.row_s * total if total else 1.0
-        self.control.record(
-            rounds,
-            num_decoding=self.num_seqs,
-            num_prompt_rows=0,
-            num_drafts=total,
-            num_emitted=emitted,
-            seconds=seconds,
-        )
+        step = StepRecord(self.num_seqs, seconds, num_drafts=total, num_emitted=emitted)
+        self.control.record(step, rounds)
         self.elapsed += seconds
         self.tokens += emitted
         self.lengths.append(total)
@@ -190,13 +183,12 @@ def test_plain_steps_are_measured_from_time_to_time() -> None:
 
 
 def test_a_new_request_starts_from_what_others_had() -> None:
-    control = LengthControl()
+    control = LengthControl(4)
     assert control.acceptance("new") == 0.5
-    one = {"num_decoding": 1, "num_prompt_rows": 0, "num_drafts": 0, "num_emitted": 1}
     for _ in range(50):
-        control.record([Round("old", 0, 1)], **one, seconds=1.0)
+        control.record(StepRecord(1, 1.0), [Round("old", 0, 1)])
     assert control.acceptance("new") < 0.05
-    control.record([Round("new", 4, 4)], **one, seconds=1.0)
+    control.record(StepRecord(1, 1.0), [Round("new", 4, 4)])
     assert control.acceptance("new") > 0.6 > 0.1 > control.acceptance("old")
     assert control.tracked() == {"old", "new"}
     control.forget("new")
@@ -208,7 +200,7 @@ def test_room_bounds_the_drafts_of_all() -> None:
     machine.run(50, 1.0)
     proposals = [Proposal(f"r{s}", 4) for s in range(3)]
     arguments = {"num_decoding": 3, "num_prompt_rows": 0}
-    assert sum(machine.control.lengths(proposals, **arguments, room=5)) == 5
+    assert sum(machine.control.lengths(proposals, **arguments, room=7)) == 6
     assert machine.control.lengths(proposals, **arguments, room=0) == [0, 0, 0]
     proposals[1] = Proposal("r1", 0)
     assert machine.control.lengths(proposals, **arguments, room=100) == [4, 0, 4]
@@ -220,12 +212,10 @@ def test_steps_with_prompts_have_costs_of_their_own() -> None:
     proposals = [Proposal("r0", 4)]
     arguments = {"num_decoding": 1, "num_prompt_rows": 32, "room": 100}
     assert machine.control.lengths(proposals, **arguments) == [0]
-    step = {"num_decoding": 1, "num_prompt_rows": 32, "num_drafts": 0, "num_emitted": 1}
     # rows cost nothing beyond a fixed time
-    machine.control.record([], **step, seconds=2.0)
+    machine.control.record(StepRecord(1, 2.0, num_prompt_rows=32))
     assert machine.control.lengths(proposals, **arguments) == [4]
     # a row costs twice what it costs on average
-    more = step | {"num_prompt_rows": 48}
     for _ in range(9):
-        machine.control.record([], **more, seconds=4.0)
+        machine.control.record(StepRecord(1, 4.0, num_prompt_rows=48))
     assert machine.control.lengths(proposals, **arguments) == [0]

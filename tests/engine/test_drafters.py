@@ -1,5 +1,6 @@
 """Prompt lookup and suffix trees against a plain search of the text."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence as SequenceOf
 
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 
 from moonlet.engine.request import EngineRequest, Sequence
 from moonlet.engine.speculative import SpeculativeConfig
-from moonlet.engine.speculative import drafter as drafter_module
 from moonlet.engine.speculative.drafter import Drafter
 from moonlet.engine.speculative.ngram import NGramDrafter, NGramIndex
 from moonlet.engine.speculative.suffix import SuffixDrafter
@@ -266,8 +266,8 @@ def test_tenants_that_came_first_are_dropped_when_there_are_many(
 
 @pytest.mark.parametrize("make", [ngram, suffix])
 def test_a_long_prompt_is_taken_over_in_pieces(make: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafter_module, "MAX_IDS_PER_CALL", 10)
     drafter = make()
+    monkeypatch.setattr(sys.modules[type(drafter).__module__], "IDS_PER_CALL", 10)
     text = [*range(10), *range(10), *range(9)]
     owner = sequence("a", text)
     assert [drafter.observe(owner) for _ in range(3)] == [False, False, True]
@@ -277,3 +277,31 @@ def test_a_long_prompt_is_taken_over_in_pieces(make: type, monkeypatch: pytest.M
     assert drafter.tracked() == {"a"}
     drafter.forget(owner, has_ended_well=False)
     assert drafter.tracked() == set()
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=120),
+    st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    st.booleans(),
+)
+def test_ids_may_enter_many_at_a_time(text: list[int], sizes: list[int], latest: bool) -> None:
+    pieces = NGramIndex(2, 4, takes_latest=latest)
+    single = NGramIndex(2, 4, takes_latest=latest)
+    start = 0
+    for size in sizes * 20:
+        piece = text[start : start + size]
+        pieces.extend(piece)
+        for id in piece:
+            single.extend([id])
+        assert pieces.follow(6) == single.follow(6)
+        start += size
+    assert pieces._ends == single._ends
+
+
+def test_outputs_that_nobody_enters_are_bounded() -> None:
+    drafter = suffix(suffix_decoding_max_cached_requests=3)
+    for i in range(50):
+        drafter.forget(sequence(f"r{i}", [0], [i, i + 1]), has_ended_well=True)
+    assert [len(kept._pending) for kept in drafter._remembered.values()] == [4]
+    # the first, which may be half entered, and the newest ones
+    assert [ids[0] for ids in drafter._remembered[None]._pending] == [0, 47, 48, 49]

@@ -143,12 +143,12 @@ def test_the_step_used_longest_ago_makes_room(
     together.run(requests(model, 4))
     steps = engine._runner._replay._steps
     sizes = [step.num_bytes for step in steps.values()]
-    assert [count for count, _ in steps] == [4, 3, 2, 1]
+    assert [shape.num_seqs for shape in steps] == [4, 3, 2, 1]
     # room for all but one byte: the next recording drops the oldest
     monkeypatch.setattr(replay, "MAX_BYTES", sum(sizes) - 1)
-    del steps[next(key for key in steps if key[0] == 1)]
+    del steps[next(shape for shape in steps if shape.num_seqs == 1)]
     run(engine, requests(model, 1))
-    assert [count for count, _ in steps] == [3, 2, 1]
+    assert [shape.num_seqs for shape in steps] == [3, 2, 1]
 
 
 def test_a_failing_replay_ends_its_requests_and_no_others(

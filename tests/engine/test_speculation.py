@@ -123,10 +123,12 @@ def test_counters_agree_with_each_other(make_engine: MakeEngine) -> None:
     stats = engine.stats()
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
     assert 0 < stats.num_drafts < stats.num_draft_tokens
-    assert sum(stats.accepted_per_pos) == stats.num_accepted_tokens
-    assert len(stats.accepted_per_pos) == 6
-    assert list(stats.accepted_per_pos) == sorted(stats.accepted_per_pos, reverse=True)
-    assert stats.accepted_per_pos[0] <= stats.num_drafts
+    assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens
+    assert len(stats.num_accepted_tokens_per_pos) == 6
+    assert list(stats.num_accepted_tokens_per_pos) == sorted(
+        stats.num_accepted_tokens_per_pos, reverse=True
+    )
+    assert stats.num_accepted_tokens_per_pos[0] <= stats.num_drafts
 
 
 def test_without_speculation_there_is_nothing_to_count(make_engine: MakeEngine) -> None:
@@ -134,7 +136,7 @@ def test_without_speculation_there_is_nothing_to_count(make_engine: MakeEngine) 
     engine.submit(request("a", max_tokens=5)).result()
     stats = engine.stats()
     assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (0, 0, 0)
-    assert stats.accepted_per_pos == ()
+    assert stats.num_accepted_tokens_per_pos == ()
 
 
 # ---- where a window ends -----------------------------------------------------------------------

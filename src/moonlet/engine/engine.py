@@ -366,7 +366,7 @@ class Engine:
         emissions = [emit(s, chosen, sampler, scheduler, self.stop_ids) for s, chosen in results]
         self._runner.commit()
         if self._speculation is not None:
-            self._speculation.record(emissions)
+            self._speculation.record(emissions, is_typical=not self._runner.was_recorded)
         for save in scheduler.saves(step):
             self._manager.confirm(save, is_finite=self._runner.keep(save))
         for emission in emissions:

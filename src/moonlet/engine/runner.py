@@ -13,7 +13,7 @@ from moonlet.engine.batch import build_batch
 from moonlet.engine.cache.manager import Save
 from moonlet.engine.cache.state import PagedState
 from moonlet.engine.cache.transfer import SequenceMemory
-from moonlet.engine.replay import DecodeReplay
+from moonlet.engine.replay import StepReplay
 from moonlet.engine.request import Sequence
 from moonlet.engine.sampling import Sampled, Sampler
 from moonlet.engine.step import Step
@@ -56,7 +56,7 @@ class Runner:
         model: What is run.
         state: Memory of the running sequences.
         unit_size: Tokens per hash unit of the prefix index.
-        replay_decode: Whether decode steps may run from tapes.
+        replay_decode: Whether steps that only decode may run from tapes.
 
     Attributes:
         num_forward_calls: Forward passes so far.
@@ -71,13 +71,19 @@ class Runner:
         self.num_forward_calls = 0
         self._unit_size = unit_size
         self._num_bound: dict[int, int] = {}
-        self._open: tuple[Step, BatchMeta] | None = None
-        self._replay = DecodeReplay(model, state, replay_decode and model.device.type == "cpu")
+        # a step with drafts, and its batch where it did not run from a tape
+        self._open: tuple[Step, BatchMeta | None] | None = None
+        self._replay = StepReplay(model, state, replay_decode and model.device.type == "cpu")
 
     @property
     def num_replays(self) -> int:
         """Forward passes that were run from a tape."""
         return self._replay.num_replays
+
+    @property
+    def was_recorded(self) -> bool:
+        """Whether the last step was recorded for later ones, which takes longer."""
+        return self._replay.is_fresh
 
     @torch.inference_mode()
     def execute(self, step: Step) -> list[tuple[Sequence, list[Sampled]]]:
@@ -90,10 +96,13 @@ class Runner:
         """
         self._prepare(step)
         self.num_forward_calls += 1
-        logits_QW = None if step.has_drafts else self._replay.logits(step)
+        logits_QW = self._replay.logits(step)
         if logits_QW is not None:
-            owners = [chunk.sequence for chunk in step.chunks]
-            return list(zip(owners, self.sampler.choose(logits_QW, owners), strict=True))
+            owners, drafts = [chunk.sequence for chunk in step.chunks], None
+            if step.has_drafts:
+                self._open = (step, None)
+                drafts = [chunk.drafts for chunk in step.chunks]
+            return list(zip(owners, self.sampler.choose(logits_QW, owners, drafts), strict=True))
         batch = build_batch(step, self.model.device)
         if step.has_drafts:
             self._open = (step, batch.meta)
@@ -111,7 +120,10 @@ class Runner:
             return
         (step, meta), self._open = self._open, None
         kept = [chunk.sequence.num_computed - chunk.start for chunk in step.chunks]
-        self.state.commit(meta, kept)
+        if meta is None:
+            self._replay.commit(kept)
+        else:
+            self.state.commit(meta, kept)
 
     @torch.inference_mode()
     def keep(self, save: Save) -> bool:
@@ -167,6 +179,7 @@ class Runner:
     def abandon(self) -> None:
         """Clean up after a step that raised."""
         self._open = None
+        self._replay.abandon()
         self.state.discard()
 
     def release(self, sequence: Sequence) -> None:

@@ -44,7 +44,7 @@ class EngineStats:
         num_drafts: Verified windows of drafts; 0 without speculation.
         num_draft_tokens: Drafts in them.
         num_accepted_tokens: Drafts that became tokens.
-        accepted_per_pos: Of those, the first, second, ... draft of their window.
+        num_accepted_tokens_per_pos: Of those, the first, second, ... draft of their window.
         num_loading: Gauge: requests that wait for their prefix from outside the arenas.
         num_loads: Prefixes asked for outside the arenas; 0 without an external cache.
         num_failed_loads: Of those, torn or vanished ones; the prefix was computed instead.
@@ -79,7 +79,7 @@ class EngineStats:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    accepted_per_pos: tuple[int, ...] = ()
+    num_accepted_tokens_per_pos: tuple[int, ...] = ()
     num_loading: int = 0
     num_loads: int = 0
     num_failed_loads: int = 0

@@ -52,6 +52,22 @@ class Ragged:
             raise ShapeError(f"seq_lens is {lens}; every sequence needs at least one row")
         return Ragged(seq_lens=lens, device=torch.device(device))
 
+    @staticmethod
+    def over(borders_S1: Tensor, seq_lens: Sequence[int]) -> Ragged:
+        """Return borders that their owner moves between calls that are made again and again.
+
+        The numbers of rows and sequences stay. ``seq_lens``, and what follows from it, is that of
+        the first batch.
+
+        Args:
+            borders_S1: int64, read anew by every operator that takes `borders_S1`.
+            seq_lens: Rows of each sequence in the first batch.
+        """
+        ragged = Ragged.build(seq_lens, borders_S1.device)
+        # where a cached property keeps its value
+        ragged.__dict__["borders_S1"] = borders_S1
+        return ragged
+
     @property
     def num_rows(self) -> int:
         """T."""

@@ -128,7 +128,9 @@ class KDA(nn.Module):
         memory = state.in_place(meta)
         rows = KDAWindow(raw_TC, self._taps(), *gates)
         kept = state.keep(meta, rows, self._kernels.kda_replay)
-        slots_S = memory.slots_S.index_select(0, windows.seqs)
+        slots_S = memory.slots_S
+        if settled is not None:
+            slots_S = slots_S.index_select(0, windows.seqs)
         arenas = (memory.recurrent_GHKV, memory.conv_GCW)
         o_EHK = self._kernels.kda_window(*kept, *arenas, slots_S, windows.ragged)
         if settled is None:

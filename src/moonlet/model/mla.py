@@ -78,18 +78,22 @@ class GatedMLA(nn.Module):
         return self.o_proj(o_TF)
 
     def _attend(self, q_THQ: Tensor, meta: BatchMeta, cache: MLACache) -> Tensor:
-        """Absorbed attention for decode rows, expanded attention for the rest."""
-        pages = cache.view(meta)
+        """Absorbed attention for decode rows and windows, expanded attention for the rest."""
         kv_b_HOR = self.kv_b_proj.weight.unflatten(0, (self.num_heads, -1))
         decode, other = meta.parts
         outputs: list[Tensor] = []
         rows: list[Tensor] = []
         if decode is not None:
-            context = pages if decode.is_whole else pages.select(decode.seqs)
+            # rows of a window see different parts of one context
+            is_stepping = decode.ragged.is_single_rows
+            context = cache.view(meta) if is_stepping else cache.view_rows(meta)
+            if not decode.is_whole:
+                context = context.select(decode.seqs if is_stepping else decode.rows)
             queries = q_THQ if decode.is_whole else q_THQ[decode.rows]
             outputs.append(self._kernels.mla_decode(queries, context, kv_b_HOR))
             rows.append(decode.rows)
         if other is not None:
+            pages = cache.view(meta)
             context = pages if other.is_whole else pages.select(other.seqs)
             queries = q_THQ if other.is_whole else q_THQ[other.rows]
             observe = self.training and self.max_logit_observer is not None

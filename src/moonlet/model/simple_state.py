@@ -86,6 +86,9 @@ class _BatchMLA:
             latent_size=self._latent_size,
         )
 
+    def view_rows(self, meta: BatchMeta) -> LatentPages:
+        return self.view(meta).by_row(meta.ragged)
+
 
 class NoState:
     """No memory: every sequence starts and ends inside its batch (training, scoring)."""
@@ -179,6 +182,9 @@ class _DenseMLA:
             lengths_S=meta.start_positions_S + meta.ragged.lens_S,
             latent_size=self._latent_size,
         )
+
+    def view_rows(self, meta: BatchMeta) -> LatentPages:
+        return self.view(meta).by_row(meta.ragged)
 
 
 class DenseState:

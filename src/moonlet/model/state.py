@@ -35,7 +35,7 @@ class BatchMeta:
         ragged: Sequence borders.
         slots_S: Where each sequence's state lives, int64.
         start_positions_S: Rows already in the state, int64.
-        is_decode: Per sequence, whether its single row takes the absorbed attention form.
+        is_decode: Per sequence, whether its rows take the absorbed attention form.
         tentative: Per sequence, whether the rows await `ModelState.commit`.
         logits_at_Q: Packed rows whose logits are wanted, int64.
     """
@@ -65,13 +65,14 @@ class BatchMeta:
             slots: State slots, 0..S-1 when absent.
             start_positions: Rows already in the state, zeros when absent.
             is_decode: Absorbed attention per sequence; when absent, single rows that continue a
-                sequence take it.
+                sequence take it, and windows.
             tentative: Verification windows, none when absent.
             logits: ``last`` row of every sequence, ``all`` rows, or packed row numbers.
             device: Where the index tensors live.
 
         Raises:
-            ShapeError: Lengths differ, slots repeat, or a decode sequence has several rows.
+            ShapeError: Lengths differ, slots repeat, or a decode sequence has several rows and is
+                no window.
         """
         ragged = Ragged.build(seq_lens, device)
         count = ragged.num_seqs
@@ -79,16 +80,17 @@ class BatchMeta:
         starts = [0] * count if start_positions is None else list(start_positions)
         windows = (False,) * count if tentative is None else tuple(tentative)
         if is_decode is None:
-            pairs = zip(ragged.seq_lens, starts, strict=False)
-            decode = tuple(n == 1 and start > 0 for n, start in pairs)
+            triples = zip(ragged.seq_lens, starts, windows, strict=False)
+            decode = tuple(w or (n == 1 and start > 0) for n, start, w in triples)
         else:
             decode = tuple(is_decode)
         if not len(slot_list) == len(starts) == len(windows) == len(decode) == count:
             raise ShapeError(f"batch of {count} sequences got lists of other lengths")
         if len(set(slot_list)) != count:
             raise ShapeError(f"slots {slot_list} repeat; a sequence may appear once per batch")
-        if any(d and n != 1 for d, n in zip(decode, ragged.seq_lens, strict=True)):
-            raise ShapeError("a decode sequence has exactly one row")
+        triples = zip(decode, ragged.seq_lens, windows, strict=True)
+        if any(d and n != 1 and not w for d, n, w in triples):
+            raise ShapeError("a decode sequence that is no window has exactly one row")
         if logits == "all":
             rows = torch.arange(ragged.num_rows, device=device)
         elif logits == "last":
@@ -309,6 +311,10 @@ class MLACache(Protocol):
         Nothing is copied: the object reads the cache's own memory and is valid until the next
         `append`.
         """
+        ...
+
+    def view_rows(self, meta: BatchMeta) -> LatentPages:
+        """Return the same with a sequence per packed row: its context ends with the row itself."""
         ...
 
 

@@ -46,6 +46,9 @@ class StepIndex:
         rows_T: Row of each packed token in an arena flattened to ``[pages * L]``.
         table_SB: Pages of each sequence, at least as many as the longest one needs.
         lengths_S: Rows of each sequence after this batch.
+        table_TB: Pages per row, where the caller keeps them for batches of windows.
+        seen_T: Context of each row, itself included; likewise.
+        holds_results: Whether what the batch computes stays until its windows are settled.
     """
 
     meta: BatchMeta
@@ -54,6 +57,9 @@ class StepIndex:
     rows_T: Tensor
     table_SB: Tensor
     lengths_S: Tensor
+    table_TB: Tensor | None = None
+    seen_T: Tensor | None = None
+    holds_results: bool = False
 
     @staticmethod
     def of(meta: BatchMeta, table_GB: Tensor, page_size: int) -> StepIndex:
@@ -229,10 +235,11 @@ class KDAArena:
         self.conv_GCW[target].copy_(self.conv_GCW[source])
 
     def keep(self, meta: BatchMeta, rows: KDAWindow, replay: Callable[..., None]) -> KDAWindow:
-        """Copy the tentative rows; `commit` runs the ones that stay again."""
+        """Keep the tentative rows; `commit` runs the ones that stay again."""
         if self._rows is None:
             raise ShapeError("an arena with rollback='snapshot' keeps no inputs of windows")
-        kept = self._rows.copy(meta, rows)
+        holds = self._tables.index(meta).holds_results and all(meta.tentative)
+        kept = rows if holds else self._rows.copy(meta, rows)
         self._pending = KeptInputs(meta=meta, rows=kept, replay=replay)
         return kept
 
@@ -327,6 +334,18 @@ class MLAArena:
             rows_GLC=self.pages_GLC,
             table_SB=index.table_SB,
             lengths_S=index.lengths_S,
+            latent_size=self._latent_size,
+        )
+
+    def view_rows(self, meta: BatchMeta) -> LatentPages:
+        """Return the arena itself and the pages and the context of every row."""
+        index = self._tables.index(meta)
+        if index.table_TB is None or index.seen_T is None:
+            return self.view(meta).by_row(meta.ragged)
+        return LatentPages(
+            rows_GLC=self.pages_GLC,
+            table_SB=index.table_TB,
+            lengths_S=index.seen_T,
             latent_size=self._latent_size,
         )
 

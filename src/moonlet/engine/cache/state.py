@@ -174,6 +174,14 @@ class PagedState:
             counts_S=torch.tensor([num_rows[s] for s in chosen], dtype=torch.int64, device=device),
             ragged=windows.ragged,
         )
+        self.commit_rows(meta, kept)
+
+    def commit_rows(self, meta: BatchMeta, kept: KeptRows) -> None:
+        """Keep ``kept.counts_S`` rows of the windows of the last forward, all in range.
+
+        Raises:
+            ShapeError: As `commit`.
+        """
         for arena in self._kda.values():
             arena.commit(meta, kept)
 

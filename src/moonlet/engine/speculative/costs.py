@@ -9,15 +9,17 @@ section 7).
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections import deque
-
-import numpy as np
+from collections.abc import Sequence
 
 __all__ = ["StepCosts"]
 
 KEPT_TIMES = 9
 # numbers of rows are told apart up to here, then in steps of as much
 FINE_ROWS = 64
+
+Point = tuple[int, float]
 
 
 def _bucket(rows: int) -> int:
@@ -29,12 +31,16 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._times: dict[int, deque[float]] = {}
-        self._curve: tuple[np.ndarray, np.ndarray] | None = None
+        self._typical: dict[int, float] = {}
 
     def observe(self, rows: int, seconds: float) -> None:
         """Record one step."""
-        self._times.setdefault(_bucket(rows), deque(maxlen=KEPT_TIMES)).append(seconds)
-        self._curve = None
+        bucket = _bucket(rows)
+        times = self._times.get(bucket)
+        if times is None:
+            times = self._times[bucket] = deque(maxlen=KEPT_TIMES)
+        times.append(seconds)
+        self._typical[bucket] = statistics.median_low(times)
 
     def count(self, rows: int) -> int:
         """How many times are kept for that number of rows."""
@@ -42,37 +48,37 @@ class StepCosts:
 
     def at(self, rows: int) -> float | None:
         """Return the typical seconds of exactly that number of rows, if it was ever seen."""
-        times = self._times.get(_bucket(rows))
-        return statistics.median_low(times) if times else None
+        return self._typical.get(_bucket(rows))
 
-    def curve(self, rows: np.ndarray, floor: tuple[int, float] | None = None) -> np.ndarray | None:
+    def curve(self, rows: Sequence[int], floor: Point | None = None) -> list[float] | None:
         """Return the seconds of several numbers of rows.
 
         Args:
-            rows: Whole numbers, at least those of the floor.
+            rows: Numbers of rows, at least those of the floor.
             floor: A known point that everything else lies right of and not below, e.g. the step
                 without drafts.
 
         Returns:
-            float64, one per number, non-decreasing; None where nothing is known.
+            One per number, non-decreasing in it; None where nothing is known.
         """
-        known_rows, known_seconds = self._known()
+        points = sorted(self._typical.items())
         if floor is not None:
-            is_right = known_rows > floor[0]
-            known_rows = np.concatenate(([floor[0]], known_rows[is_right]))
-            known_seconds = np.concatenate(([floor[1]], known_seconds[is_right]))
-        if not len(known_rows):
+            points = [floor, *(point for point in points if point[0] > floor[0])]
+        if not points:
             return None
-        known_seconds = np.maximum.accumulate(known_seconds)
-        seconds = np.interp(rows, known_rows, known_seconds)
-        if len(known_rows) > 1:
-            (x0, x1), (y0, y1) = known_rows[-2:], known_seconds[-2:]
-            seconds += np.maximum(0, rows - x1) * (y1 - y0) / (x1 - x0)
-        return seconds
+        known_rows, known_s = [points[0][0]], [points[0][1]]
+        for number, seconds in points[1:]:
+            known_rows.append(number)
+            known_s.append(max(seconds, known_s[-1]))
+        return [_between(known_rows, known_s, number) for number in rows]
 
-    def _known(self) -> tuple[np.ndarray, np.ndarray]:
-        if self._curve is None:
-            pairs = sorted((rows, statistics.median_low(t)) for rows, t in self._times.items())
-            table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-            self._curve = (table[:, 0], table[:, 1])
-        return self._curve
+
+def _between(known_rows: list[int], known_s: list[float], rows: int) -> float:
+    right = bisect_left(known_rows, rows)
+    if right == 0 or len(known_rows) == 1:
+        return known_s[0]
+    # beyond the last point its line goes on
+    right = min(right, len(known_rows) - 1)
+    left = right - 1
+    slope = (known_s[right] - known_s[left]) / (known_rows[right] - known_rows[left])
+    return known_s[left] + (rows - known_rows[left]) * slope

@@ -14,9 +14,6 @@ from moonlet.engine.request import Sequence
 
 __all__ = ["Drafter", "unseen"]
 
-# a long prompt is taken over in several steps, so that no step waits for all of it
-MAX_IDS_PER_CALL = 2048
-
 
 class Drafter(Protocol):
     """Proposes the next ids of sequences; used by the engine thread only."""
@@ -47,6 +44,9 @@ class Drafter(Protocol):
         ...
 
 
-def unseen(sequence: Sequence, num_seen: int) -> SequenceOf[int]:
-    """Return the next ids of a sequence after those already seen, `MAX_IDS_PER_CALL` at most."""
-    return sequence.token_range(num_seen, min(sequence.num_tokens, num_seen + MAX_IDS_PER_CALL))
+def unseen(sequence: Sequence, num_seen: int, limit: int) -> SequenceOf[int]:
+    """Return the next ids of a sequence after those already seen, ``limit`` at most.
+
+    A long prompt is taken over in several steps, so that no step waits for all of it.
+    """
+    return sequence.token_range(num_seen, min(sequence.num_tokens, num_seen + limit))

@@ -4,6 +4,10 @@
 drafts enter the step; `record`, after the step, compares what was proposed with what came. Between
 the two the runner verifies and the engine emits, as in a step without drafts.
 
+Looking for drafts costs the drafter's own time. A sequence that got none for some steps naps, and
+is looked at again after some more tokens, twice as many each time it was in vain; while all nap,
+or without credit (`control.py`), a step does nothing here. Without the control nobody naps.
+
 A draft never reaches beyond the rows that a sequence may have: of the tokens that may still come,
 the last one needs no row. Nor does it reach beyond a stop id or the end of a constraint.
 """
@@ -21,7 +25,7 @@ from moonlet.engine.constraints import legal_start
 from moonlet.engine.emission import Emission
 from moonlet.engine.request import Sequence
 from moonlet.engine.speculative.config import SpeculativeConfig
-from moonlet.engine.speculative.control import LengthControl, Proposal, Round
+from moonlet.engine.speculative.control import LengthControl, Proposal, Round, StepRecord
 from moonlet.engine.speculative.drafter import Drafter
 from moonlet.engine.speculative.ngram import NGramDrafter
 from moonlet.engine.speculative.suffix import SuffixDrafter
@@ -36,6 +40,32 @@ def make_drafter(config: SpeculativeConfig) -> Drafter:
         return NGramDrafter(config)
     # what one tenant was told never becomes a draft, and with it a matter of time, for another
     return SuffixDrafter(config, tenant_of=lambda sequence: sequence.request.cache_salt)
+
+
+# steps without drafts after which a sequence naps, and tokens that naps last
+PATIENCE = 8
+FIRST_NAP, LONGEST_NAP = 8, 64
+# steps that nobody looks at where there is no credit
+STEPS_WITHOUT_CREDIT = 32
+
+
+class _Nap:
+    """How long one sequence has got no drafts, and until which token it is left alone."""
+
+    __slots__ = ("length", "num_idle", "until")
+
+    def __init__(self) -> None:
+        self.num_idle, self.until, self.length = 0, 0, FIRST_NAP
+
+    def note(self, num_drafts: int, num_tokens: int) -> None:
+        """Take in what a step gave the sequence, which then has ``num_tokens``."""
+        if num_drafts:
+            self.num_idle, self.length = 0, FIRST_NAP
+            return
+        self.num_idle += 1
+        if self.num_idle >= PATIENCE:
+            self.num_idle, self.until = 0, num_tokens + self.length
+            self.length = min(2 * self.length, LONGEST_NAP)
 
 
 class _Window(NamedTuple):
@@ -80,54 +110,90 @@ class Speculation:
         self._room = room
         self._stop_ids, self._vocab_size = stop_ids, vocab_size
         self._drafter = make_drafter(config) if drafter is None else drafter
-        self._control = LengthControl() if config.adaptive else None
+        self._control = LengthControl(self._max_drafts) if config.adaptive else None
+        self._naps: dict[str, _Nap] = {}
+        # steps that nobody looks at: still to come, and so far
+        self._num_to_skip = self._num_skipped = 0
+        self._is_watched = False
         self._clock = clock
-        self._began_s = 0.0
+        self._began_s = self._drafter_s = 0.0
+        self._num_decoding = self._num_prompt_rows = 0
         self._windows: list[_Window] = []
-        self._num_prompt_rows = 0
 
     def attach(self, step: Step) -> Step:
         """Return the step with the drafts that are worth their rows."""
+        has_prompts = not step.chunks[-1].is_decode
+        # who comes new is looked at
+        if self._num_to_skip and not has_prompts:
+            self._num_to_skip -= 1
+            self._num_skipped += 1
+            self._is_watched = False
+            return step
+        self._is_watched = True
         self._began_s = self._clock()
-        proposed: list[tuple[int, ...]] = []
-        for chunk in step.chunks:
-            is_ready = self._drafter.observe(chunk.sequence)
-            ids = self._propose(chunk.sequence) if is_ready and chunk.is_decode else ()
-            proposed.append(ids)
-        self._num_prompt_rows = sum(c.num_tokens for c in step.chunks if not c.is_decode)
+        self._drafter_s = 0.0
+        self._windows = []
+        self._num_to_skip = self._num_prompt_rows = 0
+        self._num_decoding = len(step.chunks)
+        if has_prompts:
+            prompts = [c.num_tokens for c in step.chunks if not c.is_decode]
+            self._num_decoding -= len(prompts)
+            self._num_prompt_rows = sum(prompts)
+        if self._control is not None and not self._control.has_credit:
+            self._num_to_skip = STEPS_WITHOUT_CREDIT
+            return step
+        if not self._num_decoding:
+            return step
+        proposed = [self._look_up(chunk) for chunk in step.chunks]
         lengths = self._lengths(step, proposed)
         chunks = tuple(map(self._with_drafts, step.chunks, proposed, lengths))
         self._windows = [
-            _Window(chunk.sequence.request_id, ids, len(chunk.drafts))
+            _Window(chunk.sequence.request_id, ids or (), len(chunk.drafts))
             for chunk, ids in zip(chunks, proposed, strict=True)
             if chunk.is_decode
         ]
+        self._let_nap(chunks, proposed)
+        self._drafter_s = self._clock() - self._began_s
         return replace(step, chunks=chunks) if any(lengths) else step
 
-    def record(self, emissions: SequenceOf[Emission]) -> None:
-        """Learn from the step that `attach` was last called for, once its tokens are committed."""
-        seconds = self._clock() - self._began_s
-        emitted = {e.sequence.request_id: e.ids for e in emissions}
-        rounds = []
-        for request_id, proposed, num_drafts in self._windows:
-            ids = emitted[request_id]
-            pairs = list(zip(proposed, ids, strict=False))
-            num_matched = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            rounds.append(Round(request_id, num_matched, min(num_matched + 1, len(pairs))))
-            self._count(num_drafts, min(num_matched, num_drafts))
+    def record(self, emissions: SequenceOf[Emission], *, is_typical: bool = True) -> None:
+        """Learn from the step that `attach` was last called for, once its tokens are committed.
+
+        Args:
+            emissions: What sequences got.
+            is_typical: False where the step took longer for a reason that does not come again.
+        """
+        if not self._is_watched:
+            return
+        ended_s = self._clock()
+        rounds, num_emitted, num_drafts = [], 0, 0
+        if self._windows:
+            emitted = {e.sequence.request_id: e.ids for e in emissions}
+            for window in self._windows:
+                ids = emitted[window.request_id]
+                num_emitted += len(ids)
+                num_drafts += window.num_drafts
+                if window.proposed:
+                    rounds.append(self._round(window, ids))
+            self._drafter_s += self._clock() - ended_s
         if self._control is not None:
-            self._control.record(
-                rounds,
-                num_decoding=len(self._windows),
+            step = StepRecord(
+                num_decoding=self._num_decoding,
+                seconds=self._clock() - self._began_s - self._drafter_s,
                 num_prompt_rows=self._num_prompt_rows,
-                num_drafts=sum(window.num_drafts for window in self._windows),
-                num_emitted=sum(len(emitted[window.request_id]) for window in self._windows),
-                seconds=seconds,
+                num_drafts=num_drafts,
+                num_emitted=num_emitted,
+                num_skipped=self._num_skipped,
+                drafter_s=self._drafter_s,
+                is_typical=is_typical,
             )
+            self._num_skipped = 0
+            self._control.record(step, rounds)
 
     def forget(self, sequence: Sequence, *, has_ended_well: bool) -> None:
         """Drop what is kept of a sequence that has ended; see `Drafter.forget`."""
         self._drafter.forget(sequence, has_ended_well=has_ended_well)
+        self._naps.pop(sequence.request_id, None)
         if self._control is not None:
             self._control.forget(sequence.request_id)
 
@@ -137,14 +203,53 @@ class Speculation:
             "num_drafts": self._num_drafts,
             "num_draft_tokens": self._num_draft_tokens,
             "num_accepted_tokens": self._num_accepted_tokens,
-            "accepted_per_pos": tuple(self._accepted_per_pos),
+            "num_accepted_tokens_per_pos": tuple(self._accepted_per_pos),
         }
 
     def check(self, running: Set[str]) -> None:
         """Assert that nothing is kept of requests that do not run."""
         assert self._drafter.tracked() <= running, "a drafter remembers an ended request"
+        assert self._naps.keys() <= running, "a nap outlives its request"
         if self._control is not None:
             assert self._control.tracked() <= running, "an acceptance outlives its request"
+
+    def _look_up(self, chunk: ScheduledChunk) -> tuple[int, ...] | None:
+        """Return what may follow a sequence; None where it naps, or is not or not yet looked at."""
+        if not chunk.is_decode:
+            return None
+        sequence = chunk.sequence
+        if self._control is not None:
+            nap = self._naps.get(sequence.request_id)
+            if nap is not None and sequence.num_tokens < nap.until:
+                return None
+        return self._propose(sequence) if self._drafter.observe(sequence) else None
+
+    def _let_nap(
+        self, chunks: SequenceOf[ScheduledChunk], proposed: SequenceOf[tuple[int, ...] | None]
+    ) -> None:
+        """Send sequences to sleep that get no drafts, and all of them while all sleep."""
+        if self._control is None:
+            return
+        shortest = LONGEST_NAP
+        for chunk, ids in zip(chunks, proposed, strict=True):
+            if not chunk.is_decode:
+                continue
+            sequence = chunk.sequence
+            nap = self._naps.setdefault(sequence.request_id, _Nap())
+            # the step gives one more token at least
+            num_tokens = sequence.num_tokens + 1
+            if ids is not None:
+                nap.note(len(chunk.drafts), num_tokens)
+            shortest = min(shortest, nap.until - num_tokens)
+        # whoever has just sent a prompt is looked at next
+        self._num_to_skip = 0 if self._num_prompt_rows else max(0, shortest)
+
+    def _round(self, window: _Window, ids: SequenceOf[int]) -> Round:
+        """Compare what was proposed with what came, and count what was drafted."""
+        pairs = list(zip(window.proposed, ids, strict=False))
+        num_matched = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._count(window.num_drafts, min(num_matched, window.num_drafts))
+        return Round(window.request_id, num_matched, min(num_matched + 1, len(pairs)))
 
     def _propose(self, sequence: Sequence) -> tuple[int, ...]:
         left = sequence.max_total_tokens - sequence.num_tokens
@@ -160,29 +265,31 @@ class Speculation:
         # a stop id needs no row of its own: the row before it decides whether it comes
         return tuple(takewhile(lambda id: id not in stops, self._drafter.propose(sequence, limit)))
 
-    def _lengths(self, step: Step, proposed: SequenceOf[tuple[int, ...]]) -> list[int]:
+    def _lengths(self, step: Step, proposed: SequenceOf[tuple[int, ...] | None]) -> list[int]:
         room = self._max_rows - step.num_tokens
         if self._control is None:
             lengths = []
             for ids in proposed:
-                lengths.append(min(room, len(ids)))
+                lengths.append(min(room, len(ids or ())))
                 room -= lengths[-1]
             return lengths
         if not any(proposed):
             return [0] * len(proposed)
         return self._control.lengths(
             [
-                Proposal(chunk.sequence.request_id, len(ids))
+                Proposal(chunk.sequence.request_id, len(ids or ()))
                 for chunk, ids in zip(step.chunks, proposed, strict=True)
             ],
-            num_decoding=sum(chunk.is_decode for chunk in step.chunks),
+            num_decoding=self._num_decoding,
             num_prompt_rows=self._num_prompt_rows,
             room=room,
         )
 
     def _with_drafts(
-        self, chunk: ScheduledChunk, proposed: tuple[int, ...], length: int
+        self, chunk: ScheduledChunk, proposed: tuple[int, ...] | None, length: int
     ) -> ScheduledChunk:
+        if not proposed or not length:
+            return chunk
         drafts: SequenceOf[int] = proposed[:length]
         constraint = chunk.sequence.request.constraint
         if drafts and constraint is not None:

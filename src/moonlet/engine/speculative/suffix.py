@@ -20,8 +20,10 @@ from moonlet.engine.speculative.suffix_tree import SuffixTree
 
 __all__ = ["SuffixDrafter"]
 
+# ids of its own text that a sequence enters at a time
+IDS_PER_CALL = 256
 # ids of finished outputs that enter the shared tree with each observed sequence
-LEARNED_PER_CALL = 128
+LEARNED_PER_CALL = 16
 # only the end of a longer output is remembered
 MAX_REMEMBERED_IDS = 4096
 # tenants whose outputs are remembered; the one that came first is dropped
@@ -51,6 +53,9 @@ class _Remembered:
     def add(self, ids: list[int]) -> None:
         """Queue an output; the one finished longest ago is dropped when there are too many."""
         self._pending.append(ids[-MAX_REMEMBERED_IDS:])
+        # nobody may look for long; the first one may be half entered
+        if len(self._pending) > self._max_texts + 1:
+            del self._pending[1]
 
     def learn(self, count: int) -> None:
         """Enter at most ``count`` queued ids into the tree."""
@@ -95,7 +100,7 @@ class SuffixDrafter:
         own = self._own.get(sequence.request_id)
         if own is None:
             own = self._own[sequence.request_id] = _Own(self._depth)
-        for id in unseen(sequence, len(own.ids)):
+        for id in unseen(sequence, len(own.ids), IDS_PER_CALL):
             own.tree.append(id)
         remembered = self._remembered.get(self._tenant_of(sequence))
         if remembered is not None:

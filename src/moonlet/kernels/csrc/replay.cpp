@@ -46,7 +46,7 @@ struct Entry {
 #define MOONLET_CALL(name) \
   {#name, Call<decltype(&name), &name>::run, Call<decltype(&name), &name>::count}
 
-// what a decode step consists of
+// what decode steps and verification windows consist of
 const Entry kEntries[] = {
     MOONLET_CALL(moonlet_linear),
     MOONLET_CALL(moonlet_linear_many),
@@ -58,6 +58,8 @@ const Entry kEntries[] = {
     MOONLET_CALL(moonlet_attn_res_join),
     MOONLET_CALL(moonlet_route_topk),
     MOONLET_CALL(moonlet_kda_step_f32),
+    MOONLET_CALL(moonlet_kda_window_f32),
+    MOONLET_CALL(moonlet_kda_replay_f32),
     MOONLET_CALL(moonlet_short_conv_step_f32),
     MOONLET_CALL(moonlet_rms_norm_f32),
     MOONLET_CALL(moonlet_gated_rms_norm_f32),

@@ -78,6 +78,20 @@ class LatentPages:
             latent_size=self.latent_size,
         )
 
+    def by_row(self, new: Ragged) -> LatentPages:
+        """Return one sequence per new row, which sees the context up to itself.
+
+        Args:
+            new: Borders of the new rows, the last ones of every sequence.
+        """
+        starts_S = self.lengths_S - new.lens_S
+        return LatentPages(
+            rows_GLC=self.rows_GLC,
+            table_SB=self.table_SB[new.seq_of_T],
+            lengths_S=starts_S[new.seq_of_T] + new.offset_T + 1,
+            latent_size=self.latent_size,
+        )
+
     def packed(self) -> tuple[Tensor, Tensor]:
         """Copy the valid rows to ``latent_JR`` and ``k_shared_JP``, borders as in `context`."""
         page_size = self.rows_GLC.shape[1]

@@ -82,7 +82,7 @@ class ByHand:
     def step(self) -> Step:
         step, results = self.compute()
         for restore in step.restores:
-            self.manager.landed(restore)
+            self.manager.landed(restore, is_whole=True)
         self.scheduler.advance(step)
         for owner, chosen in results:
             emit(owner, chosen, self.runner.sampler, self.scheduler, frozenset())

@@ -5,9 +5,8 @@
 # sanitize  build the native library with address and undefined-behaviour checks and run its C++
 #           tests; not part of `test`, since the build takes over a minute
 #
-# ARGS are handed to `moonlet serve` or to pytest; ARGS=--long adds the tests that take minutes.
-# TORCH_ARGS are handed to the pip call that installs torch, so a CPU or CUDA build can be chosen
-# where the plain pin fetches another one.
+# ARGS are handed to `moonlet serve` or to pytest. TORCH_ARGS are handed to the pip call that
+# installs torch, so a CPU or CUDA build can be chosen where the plain pin fetches another one.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv

@@ -67,18 +67,10 @@ def _uses_golden_data(module: ModuleType | None) -> bool:
     )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="run the tests that take minutes as well")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _uses_golden_data(getattr(item, "module", None)):
             item.add_marker("golden")
-    if not config.getoption("--long"):
-        chosen = [item for item in items if item.get_closest_marker("long") is None]
-        config.hook.pytest_deselected(items=[i for i in items if i not in chosen])
-        items[:] = chosen
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,29 +3,17 @@
 A row of a page holds the fold of all tokens up to it, a state block the fold of its group and the
 position. Computing a token demands that every earlier row of the sequence and all its states are
 those of exactly its own tokens; anything stale, foreign or off by one is found where it happens
-(hybrid-cache.md section 16). A token counts as another one under another salt and where an image
-stands (`seen`), so a hash that forgot either is found by the content that it leads to.
-
-What goes to the external pool is those numbers as bytes, through the real `Writeback`.
+(hybrid-cache.md section 16).
 """
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
-import torch
 
 from moonlet.engine.cache.blocks import BlockPool
-from moonlet.engine.cache.chain import MediaSpan
-from moonlet.engine.cache.external import CacheIdentity, ExternalPool, StateGeometry
-from moonlet.engine.cache.external import Checkpoint as ExternalCheckpoint
-from moonlet.engine.cache.manager import CacheManager, Restore, Save
+from moonlet.engine.cache.manager import CacheManager, Save
 from moonlet.engine.cache.prefix import PrefixCache
-from moonlet.engine.cache.writeback import Writeback
 from moonlet.engine.limits import DEFAULT_CLASS, PriorityClass, SchedulerLimits
 from moonlet.engine.request import EngineRequest, SamplingParams, Sequence
 from moonlet.engine.scheduler import Scheduler
@@ -49,44 +37,6 @@ def next_token(tokens: SequenceOf[int]) -> int:
     return (fold(tokens) >> 33) % VOCAB
 
 
-def seen(sequence: Sequence, start: int, stop: int) -> list[int]:
-    """Tokens of a sequence as its tenant's model sees them: with their salt and images."""
-    request, tokens = sequence.request, list(sequence.token_range(start, stop))
-    for image in request.media:
-        for position in range(max(start, image.start), min(stop, image.stop)):
-            place = position - image.start
-            tokens[position - start] += 1000 * (zlib.crc32(image.digest) + place)
-    return [token + salt_of(sequence) for token in tokens]
-
-
-def salt_of(sequence: Sequence) -> int:
-    """What the salt adds to every token; more than any image does."""
-    return zlib.crc32(sequence.request.cache_salt.encode()) << 44
-
-
-def geometry_identity(unit_size: int, fingerprint: str = "toy") -> CacheIdentity:
-    """Of a pool whose rows have 8 bytes and whose states have 16."""
-    geometry = StateGeometry(
-        dtype="float32",
-        num_mla_layers=1,
-        row_width=2,
-        num_kda_layers=1,
-        num_heads=1,
-        head_dim=1,
-        conv_rows=1,
-    )
-    return CacheIdentity(fingerprint=fingerprint, hash_unit=unit_size, geometry=geometry)
-
-
-class PromptPool(ExternalPool):
-    """An external pool whose files are written when `store` returns, so that runs repeat."""
-
-    def store(self, *args: Any, **kwargs: Any) -> bool:
-        taken = super().store(*args, **kwargs)
-        assert self.flush(60.0)
-        return taken
-
-
 class SymbolicMemory:
     """The bytes behind the blocks."""
 
@@ -97,14 +47,10 @@ class SymbolicMemory:
         self.states: list[tuple[int, int] | None] = [None] * (cache.states.num_blocks + 1)
         self._windows: dict[Sequence, tuple[int, list[int]]] = {}
 
-    def execute(self, step: Step, counts: Counter, writeback: Writeback | None = None) -> None:
+    def execute(self, step: Step, counts: Counter) -> None:
         for restore in step.restores:
             sequence, tail = restore.sequence, restore.tail
-            if restore.external is not None:
-                assert writeback is not None
-                assert sequence.slot is not None
-                writeback.read(restore.external, sequence.slot, sequence.pages)
-            elif restore.checkpoint is None:
+            if restore.checkpoint is None:
                 for group, block in enumerate(sequence.states):
                     self.states[block] = (fold((), group), 0)
             else:
@@ -132,7 +78,7 @@ class SymbolicMemory:
     def _compute(self, chunk: ScheduledChunk) -> None:
         cache, size = self.manager.cache, self.manager.page_size
         sequence, start, stop = chunk.sequence, chunk.start, chunk.stop
-        tokens = [*seen(sequence, 0, stop - len(chunk.drafts)), *drafts_seen(chunk)]
+        tokens = [*sequence.token_range(0, stop - len(chunk.drafts)), *chunk.drafts]
         for position in range(start):
             page = sequence.pages[position // size]
             wanted = fold(tokens[: position + 1])
@@ -157,28 +103,6 @@ class SymbolicMemory:
         for source, target in zip(save.sequence.states, save.states, strict=False):
             self.states[target] = self.states[source]
 
-    # ---- what `cache.transfer` asks of the arenas ------------------------------------------------
-
-    def read_rows(self, pages: SequenceOf[int], start: int, stop: int) -> torch.Tensor:
-        size = self.manager.page_size
-        rows = [self.rows[pages[i // size]][i % size] for i in range(start, stop)]
-        assert None not in rows, "a void row leaves the arenas"
-        return _bytes_of(rows)
-
-    def write_rows(self, pages: SequenceOf[int], start: int, rows: torch.Tensor) -> None:
-        size = self.manager.page_size
-        for i, value in enumerate(_numbers_of(rows), start):
-            self.rows[pages[i // size]][i % size] = value
-
-    def read_slot(self, slot: int) -> torch.Tensor:
-        state = self.states[slot]
-        assert state is not None, "a void state leaves the arenas"
-        return _bytes_of(state)
-
-    def write_slot(self, slot: int, state: torch.Tensor) -> None:
-        value, position = _numbers_of(state)
-        self.states[slot] = (value, position)
-
     def poison_free(self) -> None:
         """Make what no one may read unreadable."""
         cache = self.manager.cache
@@ -195,7 +119,6 @@ class SymbolicMemory:
         for key, checkpoint in cache._checkpoints.items():
             tokens = prefixes[key]
             assert len(tokens) == checkpoint.position
-            assert len(checkpoint.states) == cache.num_groups
             for group, block in enumerate(checkpoint.states):
                 assert self.states[block] == (fold(tokens, group), len(tokens))
             counts["I1"] += 1
@@ -206,31 +129,6 @@ class SymbolicMemory:
                 row = (len(tokens) - 1) % cache.page_size
                 assert self.rows[page][row] == fold(tokens)
                 counts["I1"] += 1
-
-
-def _bytes_of(numbers: SequenceOf[int]) -> torch.Tensor:
-    return torch.from_numpy(np.array(numbers, np.uint64).view(np.uint8))
-
-
-def _numbers_of(data: torch.Tensor) -> list[int]:
-    return data.numpy().copy().view(np.uint64).tolist()
-
-
-def drafts_seen(chunk: ScheduledChunk) -> list[int]:
-    """Drafts of a chunk as `seen`."""
-    return [draft + salt_of(chunk.sequence) for draft in chunk.drafts]
-
-
-def assert_external(
-    checkpoint: ExternalCheckpoint, prefixes: dict[bytes, tuple[int, ...]], unit_size: int
-) -> None:
-    """I12: whatever the pool gives out is whole, and what a cold run would have computed."""
-    tokens = prefixes[checkpoint.key]
-    assert len(tokens) == len(checkpoint.keys) * unit_size
-    rows = np.concatenate(checkpoint.rows()).view(np.uint64).tolist()
-    assert rows == [fold(tokens[: i + 1]) for i in range(len(tokens))], "a stored row is foreign"
-    state = checkpoint.state.view(np.uint64).tolist()
-    assert state == [fold(tokens), len(tokens)], "a stored state is foreign"
 
 
 class SymbolicEngine:
@@ -270,18 +168,8 @@ class SymbolicEngine:
         self.memory = SymbolicMemory(self.manager, self.scheduler._running.values)
         self.counts: Counter = Counter()
         self.prefixes: dict[bytes, tuple[int, ...]] = {}
-        # the same without salt and images
-        self.plain_prefixes: dict[bytes, tuple[int, ...]] = {}
-        self.writeback: Writeback | None = None
         self.finished: list[Sequence] = []
         self._num_submitted = 0
-
-    def attach(self, pool: ExternalPool) -> None:
-        """Connect an external pool as the engine does; `SymbolicMemory` stands for the arenas."""
-        memory: Any = self.memory
-        self.writeback = Writeback(pool, self.cache, memory)
-        self.manager.external = self.writeback
-        self.cache.before_eviction = self.writeback.evicted
 
     def submit(
         self,
@@ -289,7 +177,6 @@ class SymbolicEngine:
         max_tokens: int = 1,
         salt: str = "",
         priority: str | None = None,
-        media: tuple[MediaSpan, ...] = (),
     ) -> Sequence:
         limits = self.scheduler.limits
         request = EngineRequest(
@@ -298,7 +185,6 @@ class SymbolicEngine:
             sampling=SamplingParams(max_tokens=max_tokens),
             cache_salt=salt,
             priority=priority,
-            media=media,
         )
         rank = limits.rank(priority, len(request.prompt_ids))
         sequence = Sequence(request, max_model_len=limits.max_model_len, rank=rank)
@@ -323,7 +209,7 @@ class SymbolicEngine:
         if draft is not None:
             step = self._with_drafts(step, draft)
         if not fails:
-            self.memory.execute(step, self.counts, self.writeback)
+            self.memory.execute(step, self.counts)
         for restore in step.restores:
             self.manager.landed(restore, is_whole=not fails)
         if fails:
@@ -368,7 +254,7 @@ class SymbolicEngine:
             if position:
                 self.scheduler.confirm(sequence)
                 self.counts["accepted drafts"] += 1
-            tokens = seen(sequence, 0, sequence.num_tokens)
+            tokens = list(sequence.token_range(0, sequence.num_tokens))
             self.scheduler.append(sequence, next_token(tokens))
             self.counts["I9"] += 1
             is_last = position == len(chunk.drafts)
@@ -411,44 +297,19 @@ class SymbolicEngine:
         unit = self.cache.unit_size
         for index, key in enumerate(sequence.chain.keys):
             if key not in self.prefixes:
-                stop = (index + 1) * unit
-                self.prefixes[key] = tuple(seen(sequence, 0, stop))
-                self.plain_prefixes[key] = tuple(sequence.token_range(0, stop))
+                self.prefixes[key] = tuple(sequence.token_range(0, (index + 1) * unit))
 
-    def _check_hit(self, restore: Restore, before: set[bytes]) -> None:
-        """I2, I6, I11, I12: a hit is an endpoint on the own prefix, and not born now."""
-        checkpoint, sequence, stored = restore.checkpoint, restore.sequence, restore.external
+    def _check_hit(self, restore: object, before: set[bytes]) -> None:
+        """I2, I6: a hit is an endpoint below the end, on the own prefix, and not born now."""
+        checkpoint, sequence = restore.checkpoint, restore.sequence
         self.counts["I2"] += 1
-        self._count_strangers(sequence)
-        if isinstance(stored, ExternalCheckpoint):
-            position = len(stored.keys) * self.cache.unit_size
-            assert checkpoint is None
-            assert position == sequence.num_cached_tokens <= sequence.num_tokens - 1
-            assert self.prefixes[stored.key] == tuple(seen(sequence, 0, position))
-            assert_external(stored, self.prefixes, self.cache.unit_size)
-            self.counts["I12"] += 1
-            self.counts["external hits"] += 1
-            return
         if checkpoint is None:
             assert sequence.num_computed == 0
             return
         position = checkpoint.position
         assert position == sequence.num_cached_tokens <= sequence.num_tokens - 1
         assert position % self.cache.unit_size == 0
-        assert self.prefixes[checkpoint.key] == tuple(seen(sequence, 0, position))
+        assert self.prefixes[checkpoint.key] == tuple(sequence.token_range(0, position))
         assert checkpoint.key in before, "found in the step that made it"
         self.counts["I6"] += 1
         self.counts["hits"] += 1
-
-    def _count_strangers(self, sequence: Sequence) -> None:
-        """Count the checkpoints of the same tokens under another salt or image.
-
-        A hash without either would name them too; that none was taken is asserted by content.
-        """
-        for key, checkpoint in self.cache._checkpoints.items():
-            position = checkpoint.position
-            own = tuple(sequence.token_range(0, position))
-            if self.plain_prefixes[key] == own and self.prefixes[key] != tuple(
-                seen(sequence, 0, position)
-            ):
-                self.counts["I11"] += 1

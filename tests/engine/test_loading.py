@@ -226,3 +226,40 @@ def test_loads_leave_places_for_those_who_need_none(make, disk: SlowDisk):
     for other in others:
         assert other.result().finish == "length"
     disk.open()
+
+
+def test_a_load_that_ends_between_two_looks_stalls_nobody(
+    model: Transformer, filled: Path, tmp_path: Path, disk: SlowDisk
+):
+    copy = tmp_path / "cache"
+    shutil.copytree(filled, copy)
+    # one load at a time, and one that nobody wants any more fills the memory
+    external = ExternalOptions(directory=copy, disk_bytes=1 << 24, max_load_bytes=1)
+    memory = MemoryOptions(page_size=12, unit_size=4, external=external)
+    with Engine(model, max_num_seqs=4, max_model_len=120, memory=memory) as engine:
+        gone = engine.submit(request("gone", PROMPT, max_tokens=3))
+        disk.wait_for_read()
+        gone.abort()
+        gone.result()
+        schedule, loads = engine._scheduler.schedule, engine._writeback.loads
+        is_free = threading.Event()
+
+        def late() -> object:
+            step = schedule()
+            if step is None and not disk.is_open:
+                # the reader lets go after the scheduler has looked and before the engine does
+                disk.open()
+                assert is_free.wait(PATIENCE_S)
+            return step
+
+        wake, engine._scheduler.schedule = engine._writeback.on_loaded, late
+
+        def freed() -> None:
+            if not loads.held_bytes:
+                is_free.set()
+            wake()
+
+        engine._writeback.on_loaded = freed
+        handle = engine.submit(request("next", PROMPT, max_tokens=3))
+        assert_same(handle.result(), cold(model, PROMPT, max_tokens=3))
+        assert handle.num_cached_tokens == 48

@@ -323,10 +323,13 @@ class Engine:
         for sequence in self._scheduler.expired(time.monotonic()):
             waited = sequence.request.deadline_s
             self._end(sequence, "error", error=f"the deadline of {waited:g} s has passed")
+        # a load may end while the scheduler looks; its wake-up comes after that
+        was_loading = self._manager.is_loading
         step = self._scheduler.schedule()
         if step is None:
             self._is_stalled = self._scheduler.has_work
-            assert not self._is_stalled or self._manager.is_loading, "nobody can run"
+            is_held_up = was_loading or self._manager.is_loading
+            assert not self._is_stalled or is_held_up, "nobody can run"
             return
         for restore in step.restores:
             sequence = restore.sequence

@@ -2,11 +2,13 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from moonlet.core.errors import CheckpointError
 from moonlet.engine import Engine, TokenOutput
+from moonlet.engine.cache.chain import MediaSpan
 from moonlet.engine.memory import MemoryOptions
 from moonlet.model.transformer import Transformer
 from moonlet.testing import tiny_model
@@ -94,6 +96,23 @@ def test_only_its_own_tenant_and_tokens_meet_a_session(model: Transformer, sende
         assert go_on(receiver, other, "b")[1] == 0
         assert go_on(receiver, prompt[:-1], "c")[1] < 29
         assert go_on(receiver, [*prompt, 5, 6], "d")[1] == 29
+
+
+@pytest.mark.parametrize("start", [0, 28])
+def test_a_request_with_an_image_does_not_continue_a_session_of_text(
+    model: Transformer, sender: Engine, start: int
+):
+    # placeholders of an image are equal ids; the session's rows were computed without it
+    prompt = prompt_of(4, 30)
+    data = exported(sender, prompt)
+    with engine_of(model) as receiver:
+        receiver.sessions.park(io.BytesIO(data), "")
+        shown = replace(
+            request("shown", prompt, max_tokens=1), media=(MediaSpan(start, start + 2, b"x"),)
+        )
+        handle = receiver.submit(shown)
+        handle.result()
+        assert handle.num_cached_tokens < 29
 
 
 def test_a_lease_ends(sender: Engine):

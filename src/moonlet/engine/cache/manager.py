@@ -166,7 +166,10 @@ class CacheManager:
         found = self.cache.lookup(keys, cap)
         if self.parked is not None:
             session = self.parked.find(sequence.chain, sequence.prompt_ids)
-            if session is not None and session.num_tokens > found.position:
+            # a session has no images; tokens after its last whole unit are compared by id alone
+            length = 0 if session is None else session.num_tokens
+            shows = any(span.start < length for span in sequence.request.media)
+            if length > found.position and not shows:
                 return Lookup(None, (), found.common, session)
         if self.external is not None:
             reach = keys[: cap // self.unit_size]

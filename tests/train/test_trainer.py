@@ -2,6 +2,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,17 @@ def test_only_the_newest_checkpoints_stay_and_no_partial_one(tmp_path: Path) -> 
     assert latest_checkpoint(tmp_path / "absent") is None
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The sums of torch depend on the number of threads; each process of a group has one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     alone = tiny_trainer(recipe())
     alone.run(lambda m: None, checkpoints=tmp_path / "alone")

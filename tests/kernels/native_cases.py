@@ -1,7 +1,7 @@
-"""What the tests of native inference operators share: levels, thread counts, the KDA equations."""
+"""What the tests of native inference operators share: bits, the KDA equations."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -9,26 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moonlet.kernels import _native, _native_ops
+from moonlet.kernels import _native
 from moonlet.kernels.ragged import Ragged
 
 needs_native = pytest.mark.skipif(not _native.availability()[0], reason=_native.availability()[1])
-
-
-@pytest.fixture(params=_native.isa_levels() or ["none"])
-def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each instruction-set level that runs here."""
-    index = _native.isa_levels().index(request.param) if request.param != "none" else 0
-    monkeypatch.setattr(_native_ops, "level", lambda: index)
-    return request.param
-
-
-@pytest.fixture
-def thread_counts() -> Iterator[list[int]]:
-    """Thread counts to try; torch's own number comes back afterwards."""
-    before = torch.get_num_threads()
-    yield [1, 2, 3, 4]
-    torch.set_num_threads(before)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -19,19 +19,6 @@ SIZES = ((32, 16), (1, 1), (3, 17), (100, 257), (257, 100), (544, 65), (1056, 33
 ROWS = (1, 2, 3, 5, 6, 7, 11, 13, 16, 17, 100)
 
 
-@pytest.fixture(params=LEVELS)
-def level(request, monkeypatch):
-    monkeypatch.setattr(_native_ops, "level", lambda: LEVELS.index(request.param))
-    return request.param
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def generator(seed):
     return torch.Generator().manual_seed(seed)
 

@@ -16,13 +16,9 @@ from tests.kernels.native_cases import (
     error,
     gate_logit,
     kda_case,
-    level,
     needs_native,
     same_bits,
-    thread_counts,
 )
-
-__all__ = ["level", "thread_counts"]
 
 pytestmark = needs_native
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moonlet.core.errors import BackendError, BackendUnavailable, ShapeError
-from moonlet.kernels import _native, _native_ops, mxfp4
+from moonlet.kernels import _native, mxfp4
 from moonlet.kernels.linear import cpu, reference
 from moonlet.kernels.registry import resolve
 
@@ -17,19 +17,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 PACKED_SIZES = ((32, 1), (96, 3), (128, 100), (160, 257), (544, 65), (1056, 33))
 # one row, pairs and groups of rows in registers, several groups, panels
 PACKED_ROWS = (1, 2, 3, 5, 8, 9, 16, 17, 24, 25, 100)
-
-
-@pytest.fixture(params=LEVELS)
-def level(request, monkeypatch):
-    monkeypatch.setattr(_native_ops, "level", lambda: LEVELS.index(request.param))
-    return request.param
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def weight_of(dtype, size_in, size_out, generator):

@@ -34,19 +34,6 @@ MANY = (
 )
 
 
-@pytest.fixture(params=LEVELS)
-def level(request, monkeypatch):
-    monkeypatch.setattr(_native_ops, "level", lambda: LEVELS.index(request.param))
-    return request.param
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def packed(generator, *shape):
     *lead, size = shape
     codes = torch.randint(0, 256, (*lead, size // 2), dtype=torch.uint8, generator=generator)

@@ -5,9 +5,7 @@ import torch
 
 from moonlet.core.errors import ShapeError
 from moonlet.kernels.rms_norm import cpu
-from tests.kernels.native_cases import error, level, needs_native, same_bits, thread_counts
-
-__all__ = ["level", "thread_counts"]
+from tests.kernels.native_cases import error, needs_native, same_bits
 
 pytestmark = needs_native
 

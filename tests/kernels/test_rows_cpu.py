@@ -7,9 +7,7 @@ from moonlet.core.errors import BackendError, ShapeError
 from moonlet.kernels.mla import cpu as mla
 from moonlet.kernels.mla import reference as mla_reference
 from moonlet.kernels.rows import cpu, reference
-from tests.kernels.native_cases import error, level, needs_native, same_bits, thread_counts
-
-__all__ = ["level", "thread_counts"]
+from tests.kernels.native_cases import error, needs_native, same_bits
 
 pytestmark = needs_native
 

@@ -7,9 +7,7 @@ from torch import Tensor
 from moonlet.core.errors import BackendError, ShapeError
 from moonlet.kernels.ragged import Ragged
 from moonlet.kernels.short_conv import cpu, reference
-from tests.kernels.native_cases import error, level, needs_native, same_bits, thread_counts
-
-__all__ = ["level", "thread_counts"]
+from tests.kernels.native_cases import error, needs_native, same_bits
 
 pytestmark = needs_native
 

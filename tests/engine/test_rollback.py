@@ -26,7 +26,8 @@ from tests.engine.test_state import (
     run,
     tokens_of,
 )
-from tests.kernels.native_cases import level, needs_native, same_bits
+from tests.kernels.conftest import level
+from tests.kernels.native_cases import needs_native, same_bits
 
 __all__ = ["level"]
 
